@@ -1,0 +1,56 @@
+"""pseudoloss: train image classifiers on labels that cannot be trusted, and learn which are wrong.
+
+import pseudoloss as pl
+run = pl.train("digits", out="run", corrupt="symmetric:0.4")
+run.labels                                    # what was learnt about every label
+pl.PLS(epochs=50).fit(images, labels).predict(new_images)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pseudoloss.config import Settings
+    from pseudoloss.data import arrays
+    from pseudoloss.errors import InputError, TrainingError
+    from pseudoloss.estimator import PLS
+    from pseudoloss.runs import Run, load
+    from pseudoloss.training import train
+
+# Loaded when first used: importing pseudoloss itself takes no torch, and no time.
+_ROOMS = {
+    "InputError": "errors",
+    "PLS": "estimator",
+    "Run": "runs",
+    "Settings": "config",
+    "TrainingError": "errors",
+    "arrays": "data",
+    "load": "runs",
+    "train": "training",
+}
+
+__all__ = [
+    "PLS",
+    "InputError",
+    "Run",
+    "Settings",
+    "TrainingError",
+    "__version__",
+    "arrays",
+    "load",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        value = getattr(import_module(f"pseudoloss.{_ROOMS[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'pseudoloss' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

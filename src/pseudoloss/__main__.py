@@ -1,0 +1,5 @@
+import sys
+
+from pseudoloss.cli import main
+
+sys.exit(main())

@@ -1,0 +1,83 @@
+"""A checkpoint: everything a run needs to go on, in one pickle-free file that is replaced at once.
+
+It holds the network, the momentum, the memory and the record of the run so far (epochs done, best
+epoch, time, notices). Two things need no place in it. The schedule is a function of the epoch.
+And the random streams of an epoch are a function of the seed and the epoch (`session.stream_seed`),
+so an epoch that was broken off begins again with the very same numbers.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pseudoloss.errors import InputError
+from pseudoloss.files import to_json, write_atomically
+from pseudoloss.memory import Memory
+from pseudoloss.networks import Network
+
+KEY = "pseudoloss"
+
+
+def save(
+    path: Path,
+    network: Network,
+    optimiser: torch.optim.SGD,
+    memory: Memory,
+    record: dict[str, Any],
+) -> None:
+    """Write a checkpoint in the place of the one before."""
+    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+    tensors |= {
+        f"momentum.{name}": buffer for name, buffer in _momentum(network, optimiser).items()
+    }
+    tensors |= {f"memory.{name}": tensor for name, tensor in memory.tensors().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {KEY: to_json(record)}
+    write_atomically(path, lambda draft: save_file(tensors, draft, metadata=metadata))
+
+
+def restore(
+    path: Path, network: Network, optimiser: torch.optim.SGD, memory: Memory
+) -> dict[str, Any]:
+    """Put a checkpoint back in place, tensor by tensor, and return its record."""
+    try:
+        with safe_open(path, "pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        record: dict[str, Any] = json.loads(metadata[KEY])
+        _fill(network.state_dict(), _part(tensors, "network."))
+        _fill(_momentum(network, optimiser), _part(tensors, "momentum."))
+        _fill(memory.tensors(), _part(tensors, "memory."))
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path}: not a checkpoint of this run ({error})") from None
+    return record
+
+
+def _momentum(network: Network, optimiser: torch.optim.SGD) -> dict[str, Tensor]:
+    return {
+        name: optimiser.state[parameter]["momentum_buffer"]
+        for name, parameter in network.named_parameters()
+    }
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+@torch.no_grad()
+def _fill(into: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    if into.keys() != saved.keys():
+        raise ValueError(f"it holds other tensors: {sorted(into.keys() ^ saved.keys())[:3]}")
+    for name, tensor in into.items():
+        if tensor.shape != saved[name].shape:
+            raise ValueError(f"{name} has another shape")
+        tensor.copy_(saved[name])

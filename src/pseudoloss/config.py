@@ -1,0 +1,271 @@
+"""Every setting with its default, and the presets. No default lives anywhere else.
+
+Importing this file costs nothing: the command line reads it before torch is loaded.
+"Row n" is a row of the table in docs/paper-and-code.md.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from pseudoloss.errors import InputError
+
+WARMUP_SHARE = 30 / 200  # the paper's: 30 of 200 epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that decides how a run trains. The defaults are the paper's CIFAR-100 setting."""
+
+    # What is trained
+    method: Literal["pls", "ce", "mixup"] = "pls"
+    """pls, or a baseline: ce (plain cross-entropy), mixup."""
+    network: str = "preactresnet18"
+    """preactresnet18, preactresnet18-stemnorm, small-cnn, or the name of any timm model."""
+    pretrained: bool = False
+    """Start a timm network from its published weights (downloaded by timm)."""
+    projection: int = 128
+    """Dimensions of the linear projection into the contrastive space."""
+
+    # How long and how fast
+    epochs: int = 200
+    """Passes over the images."""
+    warmup: int | None = None
+    """Warm-up epochs, before any label is doubted. None: 15% of the epochs, at least 1."""
+    batch_size: int = 256
+    """Images in a step."""
+    lr: float = 0.1
+    """Learning rate of the warm-up; a cosine lowers it afterwards."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 5e-4
+    """Weight decay of SGD."""
+
+    # Stage 1: which labels are noisy
+    threshold: float = 0.95
+    """Probability above which stage 1 decides. The paper uses 0.5 at 80% noise."""
+    threshold_on: Literal["noisy", "clean"] = "noisy"
+    """noisy: noisy if P(high mode) > threshold; clean: clean if P(low mode) > threshold."""
+
+    # Guesses, and how far they are trusted
+    gamma: float = 2.0
+    """Exponent that sharpens a guess; 1 leaves the mean of the two predictions."""
+    guess_norm: Literal["sum", "max"] = "sum"
+    """What a guess is divided by: its sum or its maximum."""
+    guess_mode: Literal["train", "eval"] = "train"
+    """Mode of the network while it guesses: batch statistics or running statistics."""
+    weighting: Literal["apart", "together"] = "apart"
+    """Trust under mixup: two terms with a normaliser each, or one interpolated trust."""
+
+    # The other terms of the loss
+    mu: float = 0.2
+    """Temperature of the contrastive loss."""
+    contrast_class: Literal["mixed", "own"] = "mixed"
+    """Class of an image in the contrastive loss: of its mixed target or of its own target."""
+    balance: float = 1.0
+    """Weight of the class-balance term; 0 turns it off."""
+    balance_prior: Literal["uniform", "given"] = "uniform"
+    """Class shares it aims at: uniform, or those of the given labels (imbalanced sets)."""
+
+    # Parts of the method that can be switched off
+    correct: bool = True
+    """Replace the labels of noisy images by guesses."""
+    contrast: bool = True
+    """Train the contrastive loss too."""
+    trust_in_classification: bool = True
+    """Weigh the classification loss by trust."""
+    trust_in_contrast: bool = True
+    """Let trust decide between class and image in the contrastive loss."""
+    mixup: bool = True
+    """Mix images, in the warm-up and afterwards."""
+
+    # Views
+    image_size: int | None = None
+    """Pixels the network sees: larger images are cropped to it. None: the whole image."""
+    pad: int | None = None
+    """Pixels of zero padding before the random crop. None: an eighth of the size (4 at 32)."""
+    flip: bool = True
+    """Mirror images at random. Off where left and right matter (digits, text)."""
+
+    # Data, chance, machine
+    corrupt: str | None = None
+    """Noise to add for an experiment: symmetric:RATE or symmetric-exact:RATE."""
+    seed: int = 1
+    """Seed of everything random: corruption, network, order, views, mixing."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """Arithmetic of the network. auto: bf16 on CUDA, float32 elsewhere."""
+    checkpoint_every: int = 1
+    """Epochs between two checkpoints (the last epoch always has one)."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _of_declared_type(name, value))
+        for name, (test, expected) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not test(value):
+                raise InputError(f"{flag(name)} must be {expected}, not {value}")
+        if self.warmup is not None and self.warmup > self.epochs:
+            raise InputError(f"--warmup {self.warmup} must not exceed --epochs {self.epochs}")
+        if self.method == "pls" and self.warmup == 0:
+            raise InputError("--warmup must be at least 1 for --method pls: stage 1 needs a loss")
+
+    @property
+    def warmup_epochs(self) -> int:
+        """The warm-up that is used: `warmup`, or its share of the epochs."""
+        if self.warmup is not None:
+            return self.warmup
+        return max(1, round(WARMUP_SHARE * self.epochs))
+
+
+# What each setting may be: a test, and how an error says it.
+_positive = (lambda v: 0 < v < math.inf, "above 0")
+_not_negative = (lambda v: 0 <= v < math.inf, "0 or more")
+_LIMITS: dict[str, tuple[Any, str]] = {
+    "network": (lambda v: v.strip() != "", "the name of a network"),
+    "projection": (lambda v: 1 <= v <= 65_536, "1 to 65536"),
+    "epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1000000"),
+    "warmup": (lambda v: v >= 0, "0 or more"),
+    "batch_size": (lambda v: 2 <= v <= 1_048_576, "2 to 1048576"),
+    "lr": (lambda v: 0 < v <= 100, "above 0 and at most 100"),
+    "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
+    "weight_decay": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
+    "threshold": (lambda v: 0 < v < 1, "between 0 and 1"),
+    "gamma": _positive,
+    "mu": _positive,
+    "balance": _not_negative,
+    "image_size": (lambda v: 8 <= v <= 4096, "8 to 4096"),
+    "pad": (lambda v: 0 <= v <= 512, "0 to 512"),
+    "seed": (lambda v: 0 <= v < 2**63, "0 to 2^63 - 1"),
+    "checkpoint_every": (lambda v: v >= 1, "1 or more"),
+}
+
+_DIGITS: dict[str, Any] = {
+    "network": "small-cnn",
+    "epochs": 30,
+    "batch_size": 32,
+    "lr": 0.05,
+    "pad": 0,  # a digit fills its image: a shift would cut strokes off
+    "flip": False,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "digits": _DIGITS,
+    "digits-id40": _DIGITS | {"corrupt": "symmetric-exact:0.4"},
+    "cifar100-id0": {},
+    "cifar100-id20": {"corrupt": "symmetric:0.2"},
+    "cifar100-id50": {"corrupt": "symmetric:0.5"},
+    "cifar100-id80": {"corrupt": "symmetric:0.8", "threshold": 0.5},
+}
+"""What each preset changes. The cifar100 ones are the in-distribution rows of the paper's
+hyper-parameter table."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: a preset, and values on top of it."""
+
+    preset: str | None
+    values: dict[str, Any]
+
+    def settings(self, default_preset: str) -> Settings:
+        """The settings of a new run; where no preset was named, on top of `default_preset`."""
+        return Settings(**(PRESETS[self.preset or default_preset] | self.values))
+
+    def resume(self, recorded: Settings) -> Settings:
+        """The settings of a run that is taken up again: as it began, but on any device."""
+        asked = PRESETS[self.preset] if self.preset else {}
+        settings = dataclasses.replace(recorded, **(asked | self.values))
+        for name, value in as_json(settings).items():
+            before = getattr(recorded, name)
+            if value != before and name not in MAY_CHANGE_ON_RESUME:
+                raise InputError(
+                    f"{flag(name)} {value} differs from the {before} that the run began with; "
+                    "leave it out to resume, or choose another --out"
+                )
+        return settings
+
+
+MAY_CHANGE_ON_RESUME = ("device", "checkpoint_every")
+
+
+def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:
+    """A request from the name of a preset, a file of settings, and single settings on top."""
+    if preset is not None and preset not in PRESETS:
+        raise InputError(f"--preset {preset}: no such preset{did_you_mean(preset, PRESETS)}")
+    from_file = {} if config is None else read_config(config)
+    where = dict.fromkeys(from_file, f"--config {config}: ") | dict.fromkeys(explicit, "")
+    for name in where:
+        if name not in _HINTS:
+            raise InputError(f"{where[name]}{name}: no such setting{did_you_mean(name, _HINTS)}")
+    return Request(preset, from_file | dict(explicit))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Settings from a TOML file, or from the config.json of an earlier run."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"--config {path}: cannot be read ({reason})") from None
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise InputError(f"--config {path}: {error}") from None
+    if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
+        raise InputError(f"--config {path}: must hold names and values")
+    settings: dict[str, Any] = values.get("settings", values)
+    return settings
+
+
+def as_json(settings: Settings) -> dict[str, Any]:
+    """The settings as they are written to config.json."""
+    return dataclasses.asdict(settings)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: what is close to it, or all there is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known: {', '.join(names)}"
+
+
+def _of_declared_type(name: str, value: Any) -> Any:
+    """`value` checked against the annotation of its field; whole floats become ints and back."""
+    hint = _HINTS[name]
+    choices = get_args(hint) or (hint,)
+    if isinstance(choices[0], str):  # a Literal
+        if value not in choices:
+            raise InputError(f"{flag(name)} {value}: must be one of {', '.join(choices)}")
+        return value
+    if value is None and type(None) in choices:
+        return None
+    kind = choices[0]
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    if kind is float and number is not None:
+        return number
+    if kind is int and number is not None and number.is_integer():
+        return int(value)
+    if kind in (bool, str) and isinstance(value, kind):
+        return value
+    expected = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+    raise InputError(f"{flag(name)} must be {expected}, not {value!r}")
+
+
+_HINTS: dict[str, Any] = get_type_hints(Settings)

@@ -1,0 +1,7 @@
+"""Sources of images, their labels, and the noise that experiments add to them."""
+
+from pseudoloss.data.corruption import corrupt
+from pseudoloss.data.images import Data, ImageSet, arrays, to_pixels
+from pseudoloss.data.sources import Source, open_source
+
+__all__ = ["Data", "ImageSet", "Source", "arrays", "corrupt", "open_source", "to_pixels"]

@@ -1,0 +1,114 @@
+"""CIFAR-10 and CIFAR-100 from their official Python files."""
+
+import hashlib
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pseudoloss.data.images import Data, arrays
+from pseudoloss.errors import InputError
+
+# md5 sums of the official files. Nothing is unpickled before its sum has been checked:
+# a pickle can run any code.
+CIFAR10_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+}
+CIFAR100_MD5 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+
+
+def cifar10(folder: str) -> Data:
+    """CIFAR-10: 50,000 training and 10,000 test images of 10 classes."""
+    spec = f"cifar10:{folder}"
+    root = _find(spec, folder, "cifar-10-batches-py", CIFAR10_MD5)
+    files = {name: _read(spec, root / name, md5) for name, md5 in CIFAR10_MD5.items()}
+    return _data(
+        name="cifar10",
+        train=[files[f"data_batch_{i}"] for i in range(1, 6)],
+        test=files["test_batch"],
+        labels=b"labels",
+        classes=files["batches.meta"][b"label_names"],
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    )
+
+
+def cifar100(folder: str) -> Data:
+    """CIFAR-100: 50,000 training and 10,000 test images of 100 classes."""
+    spec = f"cifar100:{folder}"
+    root = _find(spec, folder, "cifar-100-python", CIFAR100_MD5)
+    files = {name: _read(spec, root / name, md5) for name, md5 in CIFAR100_MD5.items()}
+    return _data(
+        name="cifar100",
+        train=[files["train"]],
+        test=files["test"],
+        labels=b"fine_labels",
+        classes=files["meta"][b"fine_label_names"],
+        mean=(0.5071, 0.4867, 0.4408),
+        std=(0.2675, 0.2565, 0.2761),
+    )
+
+
+def _find(spec: str, folder: str, inner: str, md5: dict[str, str]) -> Path:
+    """The folder that holds the files: `folder` itself or the `inner` one in it."""
+    root = Path(folder).expanduser()
+    if not folder or not root.is_dir():
+        raise InputError(f"{spec}: no such folder; it should hold {inner}/ with {_listing(md5)}")
+    for place in (root / inner, root):
+        if any((place / name).exists() for name in md5):
+            return place
+    archive = next(root.glob("cifar-*-python.tar.gz"), None)
+    hint = f" (unpack {archive} first)" if archive else ""
+    raise InputError(f"{spec}: found neither {inner}/ nor its files {_listing(md5)}{hint}")
+
+
+def _read(spec: str, path: Path, md5: str) -> Any:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{spec}: {path} cannot be read ({error.strerror})") from None
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise InputError(
+            f"{spec}: {path} is not the official file (its md5 differs); download it again"
+        )
+    return pickle.loads(content, encoding="bytes")  # noqa: S301
+
+
+def _data(
+    *,
+    name: str,
+    train: list[Any],
+    test: Any,
+    labels: bytes,
+    classes: list[bytes],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Data:
+    given = np.concatenate([batch[labels] for batch in train])
+    data = arrays(
+        np.concatenate([batch[b"data"] for batch in train]).reshape(-1, 3, 32, 32),
+        given,
+        test_images=test[b"data"].reshape(-1, 3, 32, 32),
+        test_labels=test[labels],
+        classes=[class_name.decode() for class_name in classes],
+        true_labels=given,
+        paths=[file.decode() for batch in train for file in batch[b"filenames"]],
+        name=name,
+    )
+    return replace(data, mean=mean, std=std)
+
+
+def _listing(md5: dict[str, str]) -> str:
+    return ", ".join(md5)

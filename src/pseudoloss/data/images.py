@@ -1,0 +1,278 @@
+"""An image set: pixels, given labels and, where it is known, the truth beside them."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pseudoloss.errors import InputError
+
+SMALLEST = 8  # pixels: the networks halve an image up to three times
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """N images with a label each. An image's index is its position, for good.
+
+    `true_N` is what an experiment knows of the right labels. It is read by evaluation alone;
+    nothing that trains is ever handed it.
+    """
+
+    images_NCHW: Tensor  # uint8, 1 or 3 channels
+    given_N: Tensor  # int64, 0 to C-1; may be wrong
+    classes: tuple[str, ...]
+    true_N: Tensor | None = None
+    paths: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images_NCHW)
+
+    @property
+    def channels(self) -> int:
+        return self.images_NCHW.shape[1]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        height, width = self.images_NCHW.shape[2:]
+        return height, width
+
+    @property
+    def noise_rate(self) -> float | None:
+        """The share of given labels that are wrong, where the truth is known."""
+        if self.true_N is None:
+            return None
+        return int((self.given_N != self.true_N).sum()) / len(self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when a pixel, a given label or a class name does."""
+        digest = hashlib.sha256(repr((self.images_NCHW.shape, self.classes)).encode())
+        digest.update(self.images_NCHW.contiguous().numpy().data)
+        digest.update(self.given_N.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def with_labels(self, given_N: Tensor, true_N: Tensor) -> "ImageSet":
+        """The same images with other given labels, and the truth kept beside them."""
+        return replace(self, given_N=given_N, true_N=true_N)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a source gives: images to train on and, perhaps, images with true labels to test on."""
+
+    name: str
+    train: ImageSet
+    test: ImageSet | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    preset: str = "default"  # used when the user names none
+
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel: published, or measured on the images."""
+        if self.mean:
+            return self.mean, self.std
+        return channel_statistics(self.train.images_NCHW)
+
+
+def channel_statistics(images_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, on a scale of 0 to 1; exact, in integers."""
+    pixels = images_NCHW.numel() // images_NCHW.shape[1]
+    mean, std = [], []
+    for channel in images_NCHW.unbind(1):
+        counts = torch.bincount(channel.flatten(), minlength=256).double()
+        levels = torch.arange(256, dtype=torch.float64) / 255
+        centre = (counts @ levels).item() / pixels
+        spread = (counts @ (levels - centre) ** 2).item() / pixels
+        mean.append(centre)
+        std.append(max(spread, 1e-4) ** 0.5)  # a blank channel has no spread to divide by
+    return tuple(mean), tuple(std)
+
+
+def arrays(
+    images: Any,
+    labels: Any,
+    *,
+    test_images: Any = None,
+    test_labels: Any = None,
+    classes: Sequence[str] | None = None,
+    true_labels: Any = None,
+    paths: Sequence[str] | None = None,
+    name: str = "arrays",
+) -> Data:
+    """A source made of arrays, checked.
+
+    Args:
+        images: uint8, or floats from 0 to 1; N,H,W or N,H,W,C or N,C,H,W (see `to_pixels`).
+        labels: a label an image. With `classes`, whole numbers from 0 to C-1; without, any
+            whole numbers or text, and each distinct value becomes a class, in sorted order.
+        test_images: images of the same size, for measuring accuracy.
+        test_labels: their true labels.
+        classes: names of the classes.
+        true_labels: the right labels of `images`, where an experiment knows them.
+        paths: a name for each image, for the label table.
+        name: what errors and outputs call this source.
+    """
+    pixels = to_pixels(images, name)
+    if len(pixels) == 0:
+        raise InputError(f"{name}: no images (the set is empty)")
+    given = _label_array(labels, len(pixels), f"{name}: labels")
+    values = np.unique(given) if classes is None else np.arange(len(classes))
+    names = tuple(str(value) for value in (values.tolist() if classes is None else classes))
+    if len(set(names)) < len(names):
+        raise InputError(f"{name}: two classes have the same name")
+
+    def index(array: np.ndarray, what: str) -> Tensor:
+        return _to_index(array, values, f"{name}: {what}")
+
+    true_N = None
+    if true_labels is not None:
+        true = _label_array(true_labels, len(pixels), f"{name}: true labels")
+        true_N = index(true, "true labels")
+    if paths is not None and len(paths) != len(pixels):
+        raise InputError(f"{name}: {len(paths)} paths for {len(pixels)} images")
+    train = ImageSet(
+        pixels, index(given, "labels"), names, true_N, None if paths is None else tuple(paths)
+    )
+    if (test_images is None) != (test_labels is None):
+        raise InputError(f"{name}: test images and test labels are needed together")
+    if test_images is None:
+        return Data(name, train)
+    test_pixels = to_pixels(test_images, f"{name}: test images")
+    if len(test_pixels) == 0:
+        raise InputError(f"{name}: no test images (the test set is empty)")
+    if test_pixels.shape[1:] != pixels.shape[1:]:
+        raise InputError(
+            f"{name}: test images are {_shape(test_pixels[0])} (channels,height,width), "
+            f"training images {_shape(pixels[0])}"
+        )
+    test_true = _label_array(test_labels, len(test_pixels), f"{name}: test labels")
+    return Data(name, train, ImageSet(test_pixels, index(test_true, "test labels"), names))
+
+
+def check_trainable(images: ImageSet, where: str) -> None:
+    """Refuse labels from which no classifier can be learnt."""
+    counts = torch.bincount(images.given_N, minlength=len(images.classes))
+    if int((counts > 0).sum()) < 2:
+        only = images.classes[int(counts.argmax())]
+        raise InputError(f"{where}: all labels are of one class ({only}); at least 2 are needed")
+    for name, count in zip(images.classes, counts.tolist(), strict=True):
+        if count < 2:
+            number = "one image" if count else "no image"
+            raise InputError(f"{where}: class {name} has {number}; every class needs at least 2")
+
+
+def to_pixels(images: Any, where: str) -> Tensor:
+    """Images as uint8 N,C,H,W.
+
+    Accepts NumPy arrays and torch tensors (or what NumPy makes an array of): N,H,W for grey,
+    N,H,W,C or N,C,H,W with 1 or 3 channels; uint8, or floats from 0 to 1. Where both readings
+    fit, NumPy's channels come last and torch's first.
+    """
+    channels_first = isinstance(images, Tensor)
+    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else _as_array(images, where)
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4:
+        first, last = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
+        if not first and not last:
+            raise InputError(
+                f"{where}: images must have 1 or 3 channels, not shape {_shape(array)}"
+            )
+        if last and not (first and channels_first):
+            array = array.transpose(0, 3, 1, 2)
+    else:
+        raise InputError(
+            f"{where}: images must be an array of N,H,W or N,H,W,C, not of shape {_shape(array)}"
+        )
+    if len(array) and min(array.shape[2:]) < SMALLEST:
+        raise InputError(
+            f"{where}: images of {array.shape[2]}×{array.shape[3]} pixels are too small; "
+            f"at least {SMALLEST}×{SMALLEST} are needed"
+        )
+    if array.dtype == np.uint8:
+        pixels = array
+    elif array.dtype.kind == "f":
+        pixels = _from_floats(array, where)
+    else:
+        raise InputError(
+            f"{where}: pixels must be uint8 (0 to 255) or floats (0 to 1), not {array.dtype}"
+        )
+    return torch.from_numpy(np.array(pixels, order="C"))  # a copy: the user's array stays theirs
+
+
+def _from_floats(array: np.ndarray, where: str) -> np.ndarray:
+    if not np.isfinite(array).all():
+        row = int(np.flatnonzero(~np.isfinite(array).all(axis=(1, 2, 3)))[0])
+        raise InputError(f"{where}: image {row} contains NaN or infinity")
+    low, high = (array.min(), array.max()) if array.size else (0, 0)
+    if low < 0 or high > 1:
+        raise InputError(
+            f"{where}: float pixels must lie in 0 to 1, not {low:g} to {high:g} "
+            "(divide by 255, or pass uint8)"
+        )
+    return np.asarray(np.rint(array * 255), dtype=np.uint8)
+
+
+def _as_array(images: Any, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(images)
+    except (ValueError, TypeError):  # images of different shapes, say
+        array = np.array(None, dtype=object)
+    if array.dtype.kind == "O":
+        raise InputError(f"{where}: images must be one array of numbers, all of the same size")
+    return array
+
+
+def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim != 1:
+        raise InputError(
+            f"{where} must be one for each image, not an array of shape {_shape(array)}"
+        )
+    if len(array) != images:
+        raise InputError(f"{where}: {len(array)} labels for {images} images")
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
+        array = array.astype(str)
+    if array.dtype.kind == "f":
+        whole = np.isfinite(array) & (array == np.floor(array))
+        if not whole.all():
+            row = int(np.flatnonzero(~whole)[0])
+            raise InputError(f"{where}: {array[row]:g} in row {row} is not a class")
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iubU":
+        raise InputError(f"{where} must be whole numbers or text, not {array.dtype}")
+    if array.dtype.kind == "i" and (array < 0).any():
+        row = int(np.flatnonzero(array < 0)[0])
+        raise InputError(f"{where}: {array[row]} in row {row} is out of range (below 0)")
+    return array
+
+
+def _to_index(labels: np.ndarray, values: np.ndarray, where: str) -> Tensor:
+    """Labels as 0 to C-1: their places among the sorted `values`."""
+    if (labels.dtype.kind == "U") != (values.dtype.kind == "U"):
+        kind = "text" if values.dtype.kind == "U" else "whole numbers"
+        raise InputError(f"{where} must be {kind}, not {labels.dtype}")
+    index = np.searchsorted(values, labels).clip(max=len(values) - 1)
+    wrong = values[index] != labels
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise InputError(
+            f"{where}: {labels[row]} in row {row} is out of range (classes: {_span(values)})"
+        )
+    return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64))
+
+
+def _span(values: np.ndarray) -> str:
+    whole = values.dtype.kind != "U" and len(values) == int(values[-1]) - int(values[0]) + 1
+    if whole:
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(map(str, values[:8])) + (", …" if len(values) > 8 else "")
+
+
+def _shape(array: np.ndarray | Tensor) -> str:
+    return ",".join(map(str, array.shape))

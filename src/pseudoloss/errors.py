@@ -1,0 +1,13 @@
+"""What can go wrong, in two kinds: the user's input, and the training itself."""
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong: a flag, a file, an array.
+
+    The message is one line, names the flag, file or row, and says what was expected.
+    The command line prints it and exits with code 2; nothing has been written by then.
+    """
+
+
+class TrainingError(RuntimeError):
+    """Training could not go on (the loss became NaN, say). The last checkpoint is intact."""

@@ -1,0 +1,100 @@
+"""PLS as a scikit-learn estimator."""
+
+import dataclasses
+import inspect
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from pseudoloss.config import Settings
+from pseudoloss.data import arrays
+from pseudoloss.errors import InputError
+from pseudoloss.training import train
+
+
+class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier for images with wrong labels, used as any classifier of scikit-learn.
+
+    Args:
+        preset: settings to start from.
+        verbose: print a line an epoch.
+        settings: any field of `pseudoloss.Settings`; None leaves it to the preset.
+
+    Attributes:
+        classes_: the labels, sorted.
+        labels_: what was learnt about every label, a row an image.
+        run_: the whole run: metrics, summary, model.
+        n_features_in_: pixels of an image, over all channels.
+
+    Example:
+        >>> model = PLS(epochs=50).fit(images, labels)
+        >>> model.labels_[model.labels_.is_label_issue]
+        >>> model.predict(new_images)
+    """
+
+    def __init__(self, *, preset: str = "default", verbose: bool = False, **settings: Any) -> None:
+        self.preset = preset
+        self.verbose = verbose
+        unknown = settings.keys() - _SETTINGS
+        if unknown:
+            raise TypeError(f"PLS has no parameter {sorted(unknown)[0]!r}")
+        for name in _SETTINGS:
+            setattr(self, name, settings.get(name))
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on images (N,H,W, N,H,W,C or N,C,H,W; uint8 or floats from 0 to 1) and labels."""
+        if y is None:
+            raise InputError("PLS requires y to be passed, but the target y is None")
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        data = arrays(X, codes, classes=[str(label) for label in self.classes_.tolist()], name="X")
+        chosen = {
+            name: getattr(self, name) for name in _SETTINGS if getattr(self, name) is not None
+        }
+        self.run_ = train(data, preset=self.preset, quiet=not self.verbose, **chosen)
+        self.n_features_in_ = int(np.prod(data.train.images_NCHW.shape[1:]))
+        return self
+
+    @property
+    def labels_(self) -> pd.DataFrame:
+        """The label table."""
+        check_is_fitted(self, "run_")
+        return self.run_.labels
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of each of `classes_`, a row an image."""
+        check_is_fitted(self, "run_")
+        return self.run_.model.predict_proba(X)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most likely label of each image."""
+        probabilities = self.predict_proba(X)
+        return np.asarray(self.classes_[probabilities.argmax(1)])
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+_SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
+
+# scikit-learn reads the parameters off the signature: here they are, one for each setting, so that
+# config.py stays the only place that lists them.
+_given = inspect.signature(PLS.__init__)
+PLS.__init__.__signature__ = _given.replace(  # type: ignore[attr-defined]
+    parameters=[
+        *(p for p in _given.parameters.values() if p.kind is not p.VAR_KEYWORD),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for name in _SETTINGS
+        ),
+    ]
+)

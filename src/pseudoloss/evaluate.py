@@ -1,0 +1,67 @@
+"""Figures of merit: accuracy and, where the truth is known, how well noise was found and mended.
+
+Accuracies are percentages, as the field prints them; precision, recall and AUC lie in 0..1.
+A figure that is not defined (no noisy image, no truth) is None.
+"""
+
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from pseudoloss.memory import Memory
+
+
+class Detection(TypedDict):
+    """Of stage 1: does `noisy` find the wrong labels?"""
+
+    precision: float | None
+    recall: float | None
+    auc: float | None  # of the loss, over all images
+
+
+class Guesses(TypedDict):
+    """Of stage 2, over the images found noisy: is the guess right, and does trust know it?"""
+
+    accuracy: float | None
+    auc: float | None  # of trust
+
+
+def accuracy(logits_NC: Tensor, true_N: Tensor) -> float:
+    """Percentage of images whose largest logit is at the true class."""
+    return 100 * int((logits_NC.argmax(1) == true_N).sum()) / len(true_N)
+
+
+def detection(memory: Memory, given_N: Tensor, true_N: Tensor) -> Detection:
+    wrong_N = given_N != true_N
+    hits = int((memory.noisy_N & wrong_N).sum())
+    flagged, wrong = int(memory.noisy_N.sum()), int(wrong_N.sum())
+    return Detection(
+        precision=hits / flagged if flagged else None,
+        recall=hits / wrong if wrong else None,
+        auc=auc(memory.loss_N, wrong_N),
+    )
+
+
+def guesses(memory: Memory, true_N: Tensor) -> Guesses:
+    noisy_N = memory.noisy_N
+    if not bool(noisy_N.any()):
+        return Guesses(accuracy=None, auc=None)
+    right_N = memory.guess_NC.argmax(1)[noisy_N] == true_N[noisy_N]
+    return Guesses(
+        accuracy=100 * int(right_N.sum()) / len(right_N),
+        auc=auc(memory.trust_N[noisy_N], right_N),
+    )
+
+
+def auc(score_N: Tensor, positive_N: Tensor) -> float | None:
+    """Area under the ROC curve: how often a positive scores above a negative (half for a tie)."""
+    positives = int(positive_N.sum())
+    negatives = len(positive_N) - positives
+    if positives == 0 or negatives == 0 or bool(score_N.isnan().any()):
+        return None
+    ordered_N = score_N.sort().values
+    below = torch.searchsorted(ordered_N, score_N)
+    up_to = torch.searchsorted(ordered_N, score_N, right=True)
+    twice_ranks = int((below + up_to + 1)[positive_N].sum())  # whole numbers: exact
+    return (twice_ranks - positives * (positives + 1)) / (2 * positives * negatives)

@@ -1,0 +1,69 @@
+"""Runs that go wrong, noticed and said in plain words, with what to try."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pseudoloss.memory import Memory
+from pseudoloss.tracking import Stages
+
+CHANCE_SIGMAS = 4.0  # a warm-up this close to guessing has learnt nothing
+ALMOST_ALL = 0.95
+ALMOST_NONE = 0.01
+
+
+def warm_up_at_chance(memory: Memory, given_N: Tensor) -> str | None:
+    """Whether the warm-up has learnt nothing: it agrees with the given labels no more often than
+    naming the commonest class would. Seen at 80% noise."""
+    images = len(given_N)
+    agreement = int((memory.predicted_N == given_N).sum()) / images
+    chance = int(torch.bincount(given_N).max()) / images
+    sigma = math.sqrt(chance * (1 - chance) / images)
+    if agreement > chance + CHANCE_SIGMAS * sigma:
+        return None
+    return (
+        f"the warm-up ended at chance: its predictions agree with {agreement:.1%} of the given "
+        f"labels, naming the commonest class would agree with {chance:.1%}. The rest of the run "
+        "will hardly recover. Try another --seed, a lower --lr or --weight-decay, a longer "
+        "--warmup, or --network preactresnet18 if you chose another."
+    )
+
+
+def stage1_collapsed(stages: Stages, memory: Memory) -> str | None:
+    """Whether the mixture of the losses says nothing about the labels."""
+    share = int(memory.noisy_N.sum()) / len(memory.noisy_N)
+    if not bool(stages.loss.fitted):
+        return (
+            "stage 1 found no two modes in the losses (all are equal, or not finite), so no label "
+            "is doubted. Try a longer --warmup or a lower --lr."
+        )
+    if share == 0:
+        return (
+            "stage 1 takes every given label for right, so nothing is corrected. If you know of "
+            "wrong labels, try a lower --threshold or a longer --warmup."
+        )
+    if share > ALMOST_ALL:
+        return (
+            f"stage 1 takes {share:.0%} of the given labels for wrong: its mixture has collapsed. "
+            "Try a longer --warmup, a higher --threshold or a lower --lr."
+        )
+    return None
+
+
+def stage2_collapsed(stages: Stages, memory: Memory) -> str | None:
+    """Whether the mixture of the pseudo-losses says nothing about the guesses."""
+    noisy = int(memory.noisy_N.sum())
+    if stages.pseudo_loss is None or noisy <= 2:
+        return None
+    if not bool(stages.pseudo_loss.fitted):
+        return (
+            "stage 2 found no two modes in the pseudo-losses (all are equal, or not finite), so "
+            "every guess is trusted fully."
+        )
+    if float(memory.trust_N[memory.noisy_N].mean()) < ALMOST_NONE:
+        return (
+            "stage 2 trusts no guess: its mixture has collapsed, and the noisy images teach "
+            "nothing. Try a longer --warmup or a lower --gamma."
+        )
+    return None

@@ -1,0 +1,74 @@
+"""The label table: what was learnt about every label, a row an image."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pseudoloss.data import ImageSet
+from pseudoloss.files import write_atomically
+from pseudoloss.memory import Memory
+
+TRUSTED = 0.5  # a guess is offered as a new label from this trust on
+
+
+def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
+    """One row an image; the columns that cleanlab has too bear its names.
+
+    `action` is what we would do: `keep` the label; `relabel` it (noisy, and the guess is trusted);
+    or `look` at the image (noisy, and no guess is trusted: often it belongs to no class at all).
+    A noisy label that a trusted guess confirms is kept, and is no issue.
+
+    Args:
+        images: the set that was trained on.
+        memory: what was remembered of it.
+        judged: whether stage 2 has judged guesses; without, there is no trust and no suggestion.
+    """
+    names = np.array(images.classes, dtype=object)
+    given = images.given_N.numpy()
+    noisy = memory.noisy_N.cpu().numpy()
+    guess = memory.guess_NC.argmax(1).cpu().numpy()
+    trust = memory.trust_N.cpu().numpy() if judged else np.full(len(images), np.nan)
+    trusted = trust >= TRUSTED  # False where there is none
+    issue = noisy & ~(trusted & (guess == given))
+    action = np.select([issue & trusted, issue], ["relabel", "look"], "keep")
+    suggested = names[np.where(action == "relabel", guess, given)]
+    suggested[action == "look"] = None
+    return pd.DataFrame(
+        {
+            "index": np.arange(len(images)),
+            "path": np.array(images.paths or [None] * len(images), dtype=object),
+            "given_label": names[given],
+            "predicted_label": names[memory.predicted_N.cpu().numpy()],
+            "suggested_label": suggested,
+            "is_label_issue": issue,
+            "label_score": np.exp(-memory.loss_N.cpu().numpy()),
+            "p_noisy": memory.p_noisy_N.cpu().numpy(),
+            "trust": trust,
+            "action": action,
+        }
+    )
+
+
+def write_labels(table: pd.DataFrame, folder: Path) -> None:
+    """labels.csv and, where pyarrow is installed, labels.parquet."""
+    write_atomically(
+        folder / "labels.csv",
+        lambda draft: table.to_csv(draft, index=False, float_format="%.6g"),
+    )
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        return
+    write_atomically(folder / "labels.parquet", lambda draft: table.to_parquet(draft, index=False))
+
+
+def read_labels(folder: Path) -> pd.DataFrame:
+    """The label table of a run folder; labels and paths are text, as they were written."""
+    text = ["path", "given_label", "predicted_label", "suggested_label", "action"]
+    return pd.read_csv(
+        folder / "labels.csv",
+        dtype=dict.fromkeys(text, object),
+        keep_default_na=False,
+        na_values={"path": [""], "suggested_label": [""], "trust": [""], "label_score": [""]},
+    )

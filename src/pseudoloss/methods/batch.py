@@ -1,0 +1,16 @@
+"""What a step is given."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """B images, and the random numbers of the step. All shapes are the same in every step."""
+
+    index_B: Tensor  # places in the image set
+    images_BCHW: Tensor  # uint8
+    given_B: Tensor
+    partner_B: Tensor  # a permutation of the batch: whom each image is mixed with
+    lam: Tensor  # λ of the step, a scalar tensor
+    draws_BK: Tensor  # uniform, for the views

@@ -1,0 +1,40 @@
+"""mixup (Zhang et al., ICLR 2018): train on convex combinations of pairs.
+
+Shapes: B images in a batch, C classes.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from pseudoloss.memory import Memory
+from pseudoloss.methods.batch import Batch
+from pseudoloss.networks import Network
+from pseudoloss.views import WEAK_DRAWS, Views
+
+
+def mix(x: Tensor, partner_B: Tensor, lam: Tensor) -> Tensor:
+    """λ·x + (1-λ)·x of the partner."""
+    return lam * x + (1 - lam) * x[partner_B]
+
+
+def cross_entropy(logits_BC: Tensor, target_BC: Tensor) -> Tensor:
+    """-Σ target·log softmax(logits), a value an image; in float32, whatever the logits are in."""
+    return -(target_BC * F.log_softmax(logits_BC.float(), dim=1)).sum(1)  # row 10
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """The baseline, and the warm-up of PLS."""
+
+    draws = WEAK_DRAWS
+    guesses = False
+
+    def loss(self, network: Network, views: Views, batch: Batch, memory: Memory) -> Tensor:
+        view = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
+        logits_BC, _ = network(mix(view, batch.partner_B, batch.lam))
+        given_BC = F.one_hot(batch.given_B, logits_BC.shape[1]).float()
+        return cross_entropy(logits_BC, mix(given_BC, batch.partner_B, batch.lam)).mean()
+
+    warm_up_loss = loss

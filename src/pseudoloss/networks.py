@@ -1,0 +1,185 @@
+"""Networks: a backbone, a linear classifier, and a linear projection into the contrastive space.
+
+Shapes: B images, C classes, D dimensions of the contrastive space.
+"""
+
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pseudoloss.config import did_you_mean
+from pseudoloss.errors import InputError
+
+OWN = ("preactresnet18", "preactresnet18-stemnorm", "small-cnn")
+
+
+class Network(nn.Module):
+    """What training and prediction call. Outputs are float32 whatever `precision` it runs in."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        features: int,
+        classes: int,
+        projection: int,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.classifier = nn.Linear(features, classes)
+        self.projection = nn.Linear(features, projection)
+        self.precision = precision
+
+    def forward(self, x_BChw: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B,C), and the projection (B,D) before it is normalised."""
+        # Without the cache: a cast kept from an earlier pass could not be captured with a step.
+        with torch.autocast(
+            x_BChw.device.type,
+            dtype=self.precision,
+            enabled=self.precision != torch.float32,
+            cache_enabled=False,
+        ):
+            features = self.backbone(x_BChw)
+            return self.classifier(features).float(), self.projection(features).float()
+
+
+def build(
+    name: str,
+    *,
+    channels: int,
+    size: tuple[int, int],
+    classes: int,
+    projection: int,
+    pretrained: bool = False,
+    precision: torch.dtype = torch.float32,
+) -> Network:
+    """The network called `name`: one of ours (`OWN`) or any model of timm."""
+    if pretrained and name in OWN:
+        raise InputError(f"--pretrained: {name} has no published weights; name a timm model")
+    if name == "small-cnn":
+        backbone: nn.Module = SmallCNN(channels)
+        features = SmallCNN.FEATURES
+    elif name in OWN:
+        backbone = PreActResNet18(channels, final_norm=name == "preactresnet18")
+        features = PreActResNet18.FEATURES
+    else:
+        backbone, features = _timm_backbone(name, channels, size, pretrained)
+    network = Network(backbone, features, classes, projection, precision)
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+class PreActBlock(nn.Module):
+    """Norm, ReLU and convolution, twice, around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = None if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(x))
+        shortcut = x if self.shortcut is None else self.shortcut(active)
+        inner = self.conv1(active)
+        return cast(Tensor, self.conv2(F.relu(self.norm2(inner))) + shortcut)
+
+
+class PreActResNet18(nn.Module):
+    """The 32-pixel pre-activation ResNet-18 (row 17).
+
+    With `final_norm` the standard form: norm and ReLU before the pooling. Without, the form of the
+    released program: they come after the first convolution instead.
+    """
+
+    FEATURES = 512
+
+    def __init__(self, channels: int, final_norm: bool) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+        self.stem_norm = None if final_norm else nn.BatchNorm2d(64)
+        blocks = []
+        inputs = 64
+        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks += [PreActBlock(inputs, outputs, stride), PreActBlock(outputs, outputs, 1)]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.final_norm = nn.BatchNorm2d(self.FEATURES) if final_norm else None
+        _start_convolutions(self)
+
+    def forward(self, x_BChw: Tensor) -> Tensor:
+        x = self.stem(x_BChw)
+        if self.stem_norm is not None:
+            x = F.relu(self.stem_norm(x))
+        x = self.blocks(x)
+        if self.final_norm is not None:
+            x = F.relu(self.final_norm(x))
+        return cast(Tensor, x.mean((2, 3)))
+
+
+class SmallCNN(nn.Module):
+    """Four convolutions, for tiny images and for CPUs."""
+
+    FEATURES = 128
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        widths = (channels, 32, 64, 128, self.FEATURES)
+        layers: list[nn.Module] = []
+        for i, (inputs, outputs) in enumerate(pairwise(widths)):
+            stride = 2 if i in (1, 3) else 1
+            layers += [
+                nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
+        self.layers = nn.Sequential(*layers)
+        _start_convolutions(self)
+
+    def forward(self, x_BChw: Tensor) -> Tensor:
+        return cast(Tensor, self.layers(x_BChw).mean((2, 3)))
+
+
+def _start_convolutions(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _timm_backbone(
+    name: str, channels: int, size: tuple[int, int], pretrained: bool
+) -> tuple[nn.Module, int]:
+    import timm
+
+    if not timm.is_model(name.partition(".")[0]):
+        known = [*OWN, *timm.list_models()]
+        hint = did_you_mean(name, known) if len(name) < 40 else ""
+        hint = hint if hint.startswith("; did") else f"; ours: {', '.join(OWN)}; or a timm model"
+        raise InputError(f"--network {name}: no such network{hint}")
+    options: dict[str, Any] = {"in_chans": channels, "num_classes": 0, "pretrained": pretrained}
+    try:
+        try:  # transformers are built for one image size
+            backbone = timm.create_model(name, img_size=size, **options)
+        except TypeError:
+            backbone = timm.create_model(name, **options)
+    except Exception as error:  # timm and its hub raise many kinds
+        why = "its weights could not be loaded" if pretrained else "timm could not build it"
+        raise InputError(f"--network {name}: {why} ({_first_line(error)})") from None
+    try:
+        backbone.eval()
+        with torch.no_grad():
+            features = backbone(torch.zeros(1, channels, *size)).shape[-1]
+    except Exception as error:
+        raise InputError(
+            f"--network {name}: does not take images of {size[0]}×{size[1]} ({_first_line(error)})"
+        ) from None
+    return backbone.train(), features
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,78 @@
+"""What a run tells on the terminal: a bar that moves, a line an epoch, notices."""
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+
+class Teller(AbstractContextManager["Teller"], Protocol):
+    """What the training loop tells, and to whom it may be nothing."""
+
+    def say(self, text: str) -> None:
+        """A line."""
+
+    def notice(self, text: str) -> None:
+        """A line that should not be missed."""
+
+    def begin_epoch(self, title: str, steps: int) -> None: ...
+
+    def step(self) -> None: ...
+
+
+class Silent(Teller):
+    """Tells nothing."""
+
+    def say(self, text: str) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+    def begin_epoch(self, title: str, steps: int) -> None: ...
+
+    def step(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Terminal(Teller):
+    """Lines on standard output and, where it is a terminal, a bar below them."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=None, left="")
+
+    def __enter__(self) -> "Terminal":
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def say(self, text: str) -> None:
+        self.bar.console.print(escape(text))
+
+    def notice(self, text: str) -> None:
+        self.bar.console.print(f"[yellow]notice:[/yellow] {escape(text)}")
+
+    def begin_epoch(self, title: str, steps: int) -> None:
+        self.bar.reset(self.task, total=steps, description=escape(title))
+
+    def step(self) -> None:
+        self.bar.advance(self.task)

@@ -1,0 +1,234 @@
+"""A training session: everything on the device, and what happens in one epoch.
+
+Shapes: N images, B in a batch, C classes, K random numbers an image.
+"""
+
+import math
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pseudoloss import evaluate, methods, networks
+from pseudoloss.capture import Step, capture
+from pseudoloss.config import Settings
+from pseudoloss.data import Data
+from pseudoloss.errors import InputError
+from pseudoloss.memory import Memory
+from pseudoloss.methods import Batch, Loss
+from pseudoloss.model import Description, Model
+from pseudoloss.progress import Teller
+from pseudoloss.tracking import Stages, predict, track
+from pseudoloss.views import Views
+
+
+class Session:
+    """Images, network, optimiser and memory of a run, and the steps that move them."""
+
+    def __init__(self, data: Data, settings: Settings, teller: Teller) -> None:
+        B, C = settings.batch_size, len(data.train.classes)
+        if len(data.train) < B:
+            raise InputError(
+                f"--batch-size {B} is larger than the set ({len(data.train)} images of {data.name})"
+            )
+        self.data, self.settings, self.teller = data, settings, teller
+        self.device = choose_device(settings.device)
+        self.model = build_model(data, settings, self.device)
+        self.network, self.views = self.model.network, self.model.views
+        self.images_NCHW = data.train.images_NCHW.to(self.device)
+        self.given_N = data.train.given_N.to(self.device)
+        self.memory = Memory.of(self.given_N, C)
+        self.method = methods.build(settings, self.given_N, C)
+        self.lr = torch.tensor(settings.lr, device=self.device)
+        self.optimiser = torch.optim.SGD(
+            self.network.parameters(),
+            lr=self.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            fused=self.device.type != "mps",
+        )
+        # From the start, also for a head whose first gradient comes after the warm-up: zeros make
+        # the same first step as none, and a captured step and a checkpoint find the tensors there.
+        for parameter in self.network.parameters():
+            self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        # What changes from step to step lies in tensors that are filled in place, so that a step
+        # can be captured.
+        self.index_B = torch.zeros(B, dtype=torch.long, device=self.device)
+        self.partner_B = torch.zeros(B, dtype=torch.long, device=self.device)
+        self.lam = torch.ones((), device=self.device)
+        self.draws_BK = torch.zeros(B, self.method.draws, device=self.device)
+        self.loss_sum = torch.zeros((), device=self.device)
+        self.warm_up_step = self._step(self.method.warm_up_loss)
+        self.main_step = self._step(self.method.loss)
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch. The images of the last, incomplete batch wait for another epoch; the
+        order is drawn anew each time."""
+        return len(self.images_NCHW) // self.settings.batch_size
+
+    def in_warm_up(self, epoch: int) -> bool:
+        return epoch < self.settings.warmup_epochs
+
+    def judges_guesses(self, epoch: int) -> bool:
+        """Whether stage 2 runs after an epoch: from the first one that left guesses (row 11)."""
+        return self.method.guesses and not self.in_warm_up(epoch)
+
+    def train_epoch(self, epoch: int) -> float:
+        """All steps of an epoch (counted from 0); its mean loss."""
+        seed, B = self.settings.seed, self.settings.batch_size
+        chance = torch.Generator(self.device).manual_seed(stream_seed(seed, "epoch", epoch))
+        torch.manual_seed(stream_seed(seed, "layers", epoch))  # dropout and its like, in timm
+        self.lr.fill_(learning_rate(self.settings, epoch))
+        self.loss_sum.zero_()
+        self.network.train()
+        step = self.warm_up_step if self.in_warm_up(epoch) else self.main_step
+        order_N = torch.randperm(len(self.images_NCHW), generator=chance, device=self.device)
+        for i in range(self.steps):
+            self._draw(order_N[i * B : (i + 1) * B], chance)
+            step()
+            self.teller.step()
+        return self.loss_sum.item() / self.steps
+
+    def track(self, epoch: int) -> Stages | None:
+        """The tracking pass after an epoch; the first one is at the end of the warm-up (row 11)."""
+        if epoch < self.settings.warmup_epochs - 1:
+            return None
+        return track(
+            self.network,
+            self.views,
+            self.images_NCHW,
+            self.given_N,
+            self.memory,
+            threshold=self.settings.threshold,
+            on_clean=self.settings.threshold_on == "clean",
+            judge_guesses=self.judges_guesses(epoch),
+        )
+
+    def validate(self) -> float | None:
+        """Accuracy on the test images, where there are any."""
+        test = self.data.test
+        if test is None:
+            return None
+        logits_NC = predict(self.network, self.views, test.images_NCHW)
+        return evaluate.accuracy(logits_NC, test.given_N.to(self.device))
+
+    def _draw(self, index_B: Tensor, chance: torch.Generator) -> None:
+        """Fill in what is new in a step."""
+        self.index_B.copy_(index_B)
+        self.draws_BK.uniform_(generator=chance)
+        torch.randperm(len(index_B), generator=chance, out=self.partner_B)
+        self.lam.uniform_(generator=chance)
+        torch.maximum(self.lam, 1 - self.lam, out=self.lam)  # row 5
+        if not self.settings.mixup:
+            self.lam.fill_(1)
+
+    def _step(self, loss_of: Loss) -> Step:
+        """One update of the network, of fixed shapes and without a read-back to the host."""
+
+        def step() -> None:
+            batch = Batch(
+                index_B=self.index_B,
+                images_BCHW=self.images_NCHW[self.index_B],
+                given_B=self.given_N[self.index_B],
+                partner_B=self.partner_B,
+                lam=self.lam,
+                draws_BK=self.draws_BK,
+            )
+            self.optimiser.zero_grad(set_to_none=True)
+            loss = loss_of(self.network, self.views, batch, self.memory)
+            loss.backward()
+            self.optimiser.step()
+            self.loss_sum += loss.detach()
+
+        def on_failure(reason: str) -> None:
+            self.teller.notice(f"the step could not be captured and runs slower ({reason})")
+
+        return capture(step, self.device, on_failure)
+
+
+def build_model(data: Data, settings: Settings, device: torch.device) -> Model:
+    """A fresh network with its views."""
+    images = data.train
+    size = choose_size(images.size, settings)
+    mean, std = data.normalisation()
+    # Built on the CPU, so that a seed gives the same network on every device.
+    torch.manual_seed(stream_seed(settings.seed, "network"))
+    network = networks.build(
+        settings.network,
+        channels=images.channels,
+        size=size,
+        classes=len(images.classes),
+        projection=settings.projection,
+        pretrained=settings.pretrained,
+        precision=choose_precision(settings.precision, device),
+    ).to(device)
+    views = Views(
+        mean_C=torch.tensor(mean, device=device),
+        std_C=torch.tensor(std, device=device),
+        size=size,
+        pad=round(min(size) / 8) if settings.pad is None else settings.pad,
+        flip=settings.flip,
+    )
+    description = Description(
+        network=settings.network,
+        classes=images.classes,
+        channels=images.channels,
+        size=size,
+        mean=mean,
+        std=std,
+        projection=settings.projection,
+    )
+    return Model(description, network, views)
+
+
+def learning_rate(settings: Settings, epoch: int) -> float:
+    """Constant in the warm-up, then a cosine, a value an epoch (row 15)."""
+    W, E = settings.warmup_epochs, settings.epochs
+    if epoch < W:
+        return settings.lr
+    return 0.5 * settings.lr * (1 + math.cos((epoch - W + 1) * math.pi / (E - W + 1)))
+
+
+def stream_seed(seed: int, stream: str, epoch: int = 0) -> int:
+    """The seed of one stream of random numbers: a function of the run's seed and the epoch."""
+    words = np.random.SeedSequence([seed, zlib.crc32(stream.encode()), epoch])
+    return int(words.generate_state(1, np.uint64)[0] >> 1)
+
+
+def choose_size(stored: tuple[int, int], settings: Settings) -> tuple[int, int]:
+    """What the network sees of an image."""
+    asked = settings.image_size
+    if asked is None:
+        return stored
+    if asked > min(stored):
+        raise InputError(
+            f"--image-size {asked} is larger than the images ({stored[0]}×{stored[1]} pixels)"
+        )
+    return asked, asked
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from None
+    available = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(device.type, 0)
+    if (device.index or 0) >= available:
+        raise InputError(f"--device {name}: there is no such device on this machine")
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"bf16": torch.bfloat16, "float32": torch.float32}[name]

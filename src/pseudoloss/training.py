@@ -1,0 +1,294 @@
+"""Training, to be read from the top: `train`, then `fit`, then `run_epoch`; the steps themselves
+are in session.py, and what they minimise in methods/."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from pseudoloss import checkpoint, evaluate, health, wording
+from pseudoloss.config import request
+from pseudoloss.data import Source, corrupt, open_source
+from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.files import write_json
+from pseudoloss.labels import label_table, write_labels
+from pseudoloss.progress import Silent, Teller, Terminal
+from pseudoloss.runs import Run, RunFolder, load
+from pseudoloss.session import Session, learning_rate
+from pseudoloss.tracking import Stages
+
+
+def train(
+    source: Source | None = None,
+    out: str | Path | None = None,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    resume: bool = False,
+    minutes: float | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a classifier on images whose labels cannot be trusted.
+
+    Args:
+        source: see `open_source`. May be left out when a run is resumed.
+        out: the run folder, which must be new (or hold the run to resume). None: keep everything
+            in memory.
+        preset: settings to start from; see `pseudoloss.config.PRESETS`.
+        config: a TOML file with settings, or the config.json of another run.
+        resume: go on with the run in `out`; where there is none yet, begin it.
+        minutes: stop after an epoch when so much time is over; `resume` goes on later.
+        quiet: print nothing.
+        settings: any field of `Settings`, on top of the preset.
+
+    Returns:
+        The run: its label table, metrics, summary and model.
+
+    Example:
+        >>> run = train("digits", out="run", corrupt="symmetric:0.4")
+        >>> run.labels[run.labels.is_label_issue]
+    """
+    started = time.monotonic()
+    asked = request(preset, None if config is None else Path(config), settings)
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"--minutes must be above 0, not {minutes}")
+    folder = None if out is None else RunFolder(Path(out))
+    recorded = folder.recorded() if folder and resume else None
+    if folder and recorded is None:
+        folder.refuse_if_taken()
+    if source is None:
+        if recorded is None:
+            raise InputError("SOURCE is missing: say what to train on, such as digits")
+        source = recorded.source
+
+    data = open_source(source)
+    chosen = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
+    if chosen.corrupt is not None:
+        data = replace(data, train=corrupt(data.train, chosen.corrupt, chosen.seed))
+    if recorded and recorded.fingerprint != data.train.fingerprint:
+        raise InputError(
+            f"--resume: the images or labels of {data.name} are not those the run began with"
+        )
+    teller: Teller = Silent() if quiet else Terminal()
+    if folder and recorded and folder.finished:
+        teller.say(f"{folder.path} is finished already.")
+        return load(folder.path)
+
+    with teller, private_chance():
+        session = Session(data, chosen, teller)
+        if folder is None:
+            return fit(session, None, started, minutes)
+        if recorded is None:
+            folder.create(str(source) if isinstance(source, str | Path) else data.name, session)
+        with folder.lock():
+            return fit(session, folder, started, minutes)
+
+
+@dataclass
+class Record:
+    """What has happened so far. It goes into every checkpoint."""
+
+    epochs: int = 0  # done
+    seconds: float = 0.0
+    startup_seconds: float = 0.0  # before the first step
+    best: float | None = None  # test accuracy
+    best_epoch: int | None = None
+    last: dict[str, Any] = field(default_factory=dict)  # the metrics of the last epoch
+    notices: list[dict[str, Any]] = field(default_factory=list)
+
+
+def fit(session: Session, folder: RunFolder | None, started: float, minutes: float | None) -> Run:
+    """Train the epochs that are not done yet, then write what was found out."""
+    settings, teller = session.settings, session.teller
+    record, lines = restore(session, folder)
+    earlier, path = record.seconds, folder.path if folder else None
+    teller.say(wording.introduction(session, record.epochs))
+    record.startup_seconds += time.monotonic() - started
+    while record.epochs < settings.epochs:
+        line = run_epoch(session, record)
+        record.seconds = earlier + time.monotonic() - started
+        lines.append(line)
+        if folder:
+            save(session, folder, record)
+        teller.say(wording.epoch_line(settings, line, record.best))
+        spent = time.monotonic() - started + sum(line["seconds"].values())
+        if minutes is not None and spent > 60 * minutes and record.epochs < settings.epochs:
+            teller.say(wording.stopped_early(minutes, record.epochs, path))
+            break
+    return finish(session, folder, record, lines)
+
+
+def run_epoch(session: Session, record: Record) -> dict[str, Any]:
+    """One epoch: steps, tracking, validation. Its metrics, and `record` brought up to date."""
+    epoch, settings = record.epochs, session.settings
+    session.teller.begin_epoch(f"epoch {epoch + 1}/{settings.epochs}", session.steps)
+    clock = [time.perf_counter()]
+    loss = session.train_epoch(epoch)
+    clock.append(time.perf_counter())
+    if not math.isfinite(loss):
+        kept = f"The checkpoint of epoch {epoch} is kept. " if epoch else ""
+        raise TrainingError(
+            f"the loss became {loss} in epoch {epoch + 1}. {kept}Begin a new run with a lower --lr "
+            f"(now {settings.lr:g}) or, on a GPU, with --precision float32."
+        )
+    stages = session.track(epoch)
+    found = figures(session, epoch, stages)
+    clock.append(time.perf_counter())
+    accuracy = session.validate()
+    clock.append(time.perf_counter())
+
+    if accuracy is not None and (record.best is None or accuracy > record.best):
+        record.best, record.best_epoch = accuracy, epoch + 1
+    if stages is not None:
+        notice(session, record, stages)
+    parts = ("train", "track", "validate")
+    record.last = {
+        "epoch": epoch + 1,
+        "phase": "warm-up" if session.in_warm_up(epoch) else settings.method,
+        "lr": learning_rate(settings, epoch),
+        "loss": loss,
+        "accuracy": accuracy,
+        **found,
+        "seconds": {
+            part: after - before
+            for part, before, after in zip(parts, clock[:-1], clock[1:], strict=True)
+        },
+    }
+    record.epochs = epoch + 1
+    return record.last
+
+
+def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, Any]:
+    """How many labels are taken for noisy, how far guesses are trusted and, where the truth is
+    known, how right that is."""
+    if stages is None:
+        return {"noisy": None, "trust": None, "detection": None, "guesses": None}
+    memory, true_N = session.memory, session.data.train.true_N
+    judged = session.judges_guesses(epoch)
+    noisy = int(memory.noisy_N.sum())
+    found: dict[str, Any] = {
+        "noisy": noisy / len(memory.noisy_N),
+        "trust": memory.trust_N[memory.noisy_N].mean().item() if judged and noisy else None,
+        "detection": None,
+        "guesses": None,
+    }
+    if true_N is not None:
+        true_N = true_N.to(session.device)
+        found["detection"] = evaluate.detection(memory, session.given_N, true_N)
+        found["guesses"] = evaluate.guesses(memory, true_N) if judged else None
+    return found
+
+
+def notice(session: Session, record: Record, stages: Stages) -> None:
+    """Say what went wrong, each kind once a run."""
+    last_of_warm_up = record.epochs + 1 == session.settings.warmup_epochs
+    memory = session.memory
+    seen = {
+        "warm-up": health.warm_up_at_chance(memory, session.given_N) if last_of_warm_up else None,
+        "stage 1": health.stage1_collapsed(stages, memory),
+        "stage 2": health.stage2_collapsed(stages, memory),
+    }
+    said = {entry["kind"] for entry in record.notices}
+    for kind, text in seen.items():
+        if text is not None and kind not in said:
+            record.notices.append({"epoch": record.epochs + 1, "kind": kind, "text": text})
+            session.teller.notice(text)
+
+
+def restore(session: Session, folder: RunFolder | None) -> tuple[Record, list[dict[str, Any]]]:
+    """Where the run stands: at its last checkpoint, or at the beginning."""
+    if folder is None:
+        return Record(), []
+    record = Record()
+    if folder.checkpoint.exists():
+        network, optimiser, memory = session.network, session.optimiser, session.memory
+        record = Record(**checkpoint.restore(folder.checkpoint, network, optimiser, memory))
+    folder.keep_metrics(record.epochs)
+    return record, folder.metrics()
+
+
+def save(session: Session, folder: RunFolder, record: Record) -> None:
+    """Write an epoch down. The order matters: whatever a kill leaves behind, the checkpoint finds
+    all that it speaks of, and what is newer than the checkpoint is written again."""
+    settings = session.settings
+    folder.add_metrics(record.last)
+    if record.best_epoch == record.epochs:
+        session.model.save(folder.best(record.epochs))
+    if record.epochs % settings.checkpoint_every == 0 or record.epochs == settings.epochs:
+        network, optimiser, memory = session.network, session.optimiser, session.memory
+        checkpoint.save(folder.checkpoint, network, optimiser, memory, asdict(record))
+        folder.forget_other_bests(record.best_epoch)
+
+
+def finish(
+    session: Session, folder: RunFolder | None, record: Record, lines: list[dict[str, Any]]
+) -> Run:
+    """The run as the user gets it; in the folder too, once all epochs are done."""
+    settings = session.settings
+    labels = label_table(
+        session.data.train, session.memory, judged=session.judges_guesses(record.epochs - 1)
+    )
+    run = Run(
+        settings=settings,
+        labels=labels,
+        metrics=pd.DataFrame(lines),
+        summary=summarise(session, record, labels),
+        model=session.model,
+        path=folder.path if folder else None,
+    )
+    if run.finished and folder:
+        session.model.save(folder.path / "model.safetensors")
+        if record.best_epoch is not None:
+            folder.publish_best(record.best_epoch)
+        write_labels(labels, folder.path)
+        write_json(folder.summary, run.summary)
+    if run.finished:
+        session.teller.say(wording.conclusion(run.summary, run.path))
+    return run
+
+
+def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[str, Any]:
+    """summary.json; docs/run-folder.md describes it."""
+    nothing = {"precision": None, "recall": None, "auc": None}
+    actions = labels["action"].value_counts()
+    return {
+        "method": session.settings.method,
+        "source": session.data.name,
+        "seed": session.settings.seed,
+        "accuracy": {
+            "last": record.last["accuracy"],
+            "best": record.best,
+            "best_epoch": record.best_epoch,
+        },
+        "detection": record.last["detection"] or nothing,
+        "guesses": record.last["guesses"] or {"accuracy": None, "auc": None},
+        "noise_rate": session.data.train.noise_rate,
+        "actions": {name: int(actions.get(name, 0)) for name in ("keep", "relabel", "look")},
+        "seconds": record.seconds,
+        "startup_seconds": record.startup_seconds,
+        "epochs": record.epochs,
+        "images": len(session.data.train),
+        "classes": len(session.data.train.classes),
+        "notices": record.notices,
+        "device": wording.device_name(session.device),
+        "torch": torch.__version__,
+    }
+
+
+@contextmanager
+def private_chance() -> Iterator[None]:
+    """Leave torch's global random state and settings as they were."""
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True  # shapes are fixed, so searching for algorithms pays
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark

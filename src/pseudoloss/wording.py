@@ -1,0 +1,126 @@
+"""The sentences of a run."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pseudoloss import __version__
+from pseudoloss.config import Settings
+
+if TYPE_CHECKING:
+    from pseudoloss.session import Session
+
+# How much work the epochs of each phase are, for the time that is left: forward passes, a backward
+# pass counted as two. PLS: two guesses, two passes that are learnt from, one for tracking.
+WORK = {"warm-up": 3, "ce": 4, "mixup": 4, "pls": 9}
+
+
+def introduction(session: "Session", epochs_done: int) -> str:
+    settings, train = session.settings, session.data.train
+    height, width = train.size
+    colours = "grey" if train.channels == 1 else "RGB"
+    noise = "" if train.noise_rate is None else f", {train.noise_rate:.1%} of the labels wrong"
+    parameters = sum(parameter.numel() for parameter in session.network.parameters())
+    precision = str(session.network.precision).removeprefix("torch.")
+    lines = [
+        f"pseudoloss {__version__}: {settings.method} on {session.data.name}, seed {settings.seed}",
+        f"  {len(train):,} images of {height}×{width} {colours}, "
+        f"{len(train.classes)} classes{noise}",
+        f"  {settings.network} ({parameters / 1e6:.2g} M parameters) "
+        f"on {device_name(session.device)}, {precision}",
+        f"  {settings.epochs} epochs, {settings.warmup_epochs} of them warm-up; each is "
+        f"{session.steps} steps of {settings.batch_size} images; learning rate {settings.lr:g}",
+    ]
+    if epochs_done:
+        lines.append(f"  resumed after epoch {epochs_done}")
+    return "\n".join(lines)
+
+
+def epoch_line(settings: Settings, line: dict[str, Any], best: float | None) -> str:
+    width = len(str(settings.epochs))
+    parts = [
+        f"epoch {line['epoch']:{width}}/{settings.epochs}",
+        f"{line['phase']:7}",
+        f"loss {line['loss']:7.4f}",
+    ]
+    if line["accuracy"] is not None:
+        parts.append(f"accuracy {line['accuracy']:6.2f} (best {best:.2f})")
+    if line["noisy"] is not None:
+        parts.append(f"noisy {line['noisy']:6.1%}")
+    if line["trust"] is not None:
+        parts.append(f"trust {line['trust']:.2f}")
+    seconds = sum(line["seconds"].values())
+    parts.append(f"{seconds:.1f} s")
+    if line["epoch"] < settings.epochs:
+        parts.append(f"{duration(seconds_left(settings, line))} left")
+    return "  ".join(parts)
+
+
+def seconds_left(settings: Settings, line: dict[str, Any]) -> float:
+    """From the last epoch's time and how much work the others are."""
+    done, warm_up = line["epoch"], settings.warmup_epochs
+    warm_up_left = max(0, warm_up - done)
+    main_left = settings.epochs - max(done, warm_up)
+    work_left = warm_up_left * WORK["warm-up"] + main_left * WORK[settings.method]
+    return float(work_left * sum(line["seconds"].values()) / WORK[line["phase"]])
+
+
+def stopped_early(minutes: float, epochs: int, path: Path | None) -> str:
+    text = f"{minutes:g} minutes are over: stopped after epoch {epochs}."
+    return text if path is None else f"{text} Go on with:\n  {resume_command(path)}"
+
+
+def resume_command(path: Path) -> str:
+    return f"pseudoloss train --out {shlex.quote(str(path))} --resume"
+
+
+def conclusion(summary: dict[str, Any], path: Path | None) -> str:
+    lines = ["", f"Done in {duration(summary['seconds'])}."]
+    accuracy, detection, guesses = (summary[key] for key in ("accuracy", "detection", "guesses"))
+    if accuracy["last"] is not None:
+        lines.append(
+            f"  accuracy   {accuracy['last']:.2f}% on the test images after the last epoch "
+            f"(best {accuracy['best']:.2f}% in epoch {accuracy['best_epoch']})"
+        )
+    if detection["auc"] is not None:
+        lines.append(
+            f"  detection  precision {_two(detection['precision'])}, "
+            f"recall {_two(detection['recall'])}, AUC {_two(detection['auc'])}"
+        )
+    if guesses["accuracy"] is not None:
+        lines.append(
+            f"  guesses    {guesses['accuracy']:.1f}% right on noisy images, "
+            f"AUC of trust {_two(guesses['auc'])}"
+        )
+    keep, relabel, look = (summary["actions"][name] for name in ("keep", "relabel", "look"))
+    lines.append(f"  labels     {keep:,} to keep, {relabel:,} to relabel, {look:,} to look at")
+    if path is not None:
+        lines.append(f"  written    {path}/: labels.csv, model.safetensors, summary.json, …")
+    return "\n".join(lines)
+
+
+def what_next(path: Path) -> str:
+    return (
+        f"Next: open {path}/labels.csv (a row an image; sort it by label_score), or in Python:\n"
+        f'  import pseudoloss as pl; pl.load("{path}").model.predict(images)'
+    )
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return f"CPU ({torch.get_num_threads()} threads)"
+    return device.type
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _two(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from pseudoloss.errors import InputError
+from pseudoloss.networks import OWN, build
+
+
+def make(name, channels=3, size=(32, 32), classes=7, **options):
+    torch.manual_seed(0)
+    return build(name, channels=channels, size=size, classes=classes, projection=16, **options)
+
+
+@pytest.mark.parametrize("name", [*OWN, "resnet10t"])
+@pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (3, (32, 32)), (3, (40, 24))])
+def test_logits_and_projection(name, channels, size):
+    network = make(name, channels, size)
+    logits, projection = network(torch.randn(2, channels, *size))
+    assert logits.shape == (2, 7)
+    assert projection.shape == (2, 16)
+    (logits.sum() + projection.sum()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", [*OWN, "resnet10t"])
+def test_large_images(name):
+    network = make(name).eval()
+    with torch.no_grad():
+        assert network(torch.randn(1, 3, 448, 448))[0].shape == (1, 7)
+
+
+def test_a_transformer_is_built_for_the_image_size():
+    network = make("vit_tiny_patch16_224", size=(64, 64))
+    assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
+
+
+def test_forms_of_the_preactresnet():
+    """Row 17: the norm before the pooling, or after the first convolution."""
+    standard, released = make("preactresnet18").backbone, make("preactresnet18-stemnorm").backbone
+    assert standard.final_norm is not None
+    assert standard.stem_norm is None
+    assert released.final_norm is None
+    assert released.stem_norm is not None
+    sizes = [sum(p.numel() for p in b.parameters()) for b in (standard, released)]
+    assert sizes[0] - sizes[1] == 2 * (512 - 64)
+    assert 11.1e6 < sizes[0] < 11.3e6  # the usual 11.2 million
+
+
+def test_preactresnet_halves_three_times():
+    backbone = make("preactresnet18").backbone
+    shape = backbone.blocks(backbone.stem(torch.zeros(1, 3, 32, 32))).shape
+    assert shape == (1, 512, 4, 4)
+
+
+def test_outputs_are_float32_in_bf16():
+    network = make("small-cnn", precision=torch.bfloat16)
+    x = torch.randn(4, 3, 32, 32)
+    logits, projection = network(x)
+    assert logits.dtype == projection.dtype == torch.float32
+    network.precision = torch.float32
+    exact, _ = network(x)
+    assert not torch.equal(exact, logits)
+    torch.testing.assert_close(exact, logits, atol=0.1, rtol=0.1)
+
+
+def test_weights_are_channels_last():
+    weight = make("preactresnet18").backbone.blocks[0].conv1.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["preactresnet81", "resnet_fifty", "no such", "x" * 300])
+def test_an_unknown_network_is_named(name):
+    with pytest.raises(InputError, match=r"--network .*no such network"):
+        make(name)
+
+
+def test_a_typing_error_gets_a_hint():
+    with pytest.raises(InputError, match="did you mean .*resnet50"):
+        make("resnet500")
+
+
+def test_own_networks_have_no_published_weights():
+    with pytest.raises(InputError, match="--pretrained"):
+        make("small-cnn", pretrained=True)
+
+
+def test_weights_that_cannot_be_loaded_are_said_in_one_line(monkeypatch):
+    import timm
+
+    def fail(name, **options):
+        raise RuntimeError("no connection\nand a long story")
+
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(InputError, match=r"--network resnet18: its weights .*\(no connection\)"):
+        make("resnet18", pretrained=True)
+    with pytest.raises(InputError, match="timm could not build it"):
+        make("resnet18")
+
+
+def test_an_image_size_the_network_cannot_take():
+    with pytest.raises(
+        InputError, match=r"--network .*does not take images of 8×8|could not build"
+    ):
+        make("inception_v3", size=(8, 8))
