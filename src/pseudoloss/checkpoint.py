@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from pseudoloss.errors import InputError
-from pseudoloss.files import to_json, write_atomically
+from pseudoloss.files import to_json, write_bytes
 from pseudoloss.memory import Memory
 from pseudoloss.networks import Network
 
@@ -38,7 +38,7 @@ def save(
     tensors |= {f"memory.{name}": tensor for name, tensor in memory.tensors().items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {KEY: to_json(record)}
-    write_atomically(path, lambda draft: save_file(tensors, draft, metadata=metadata))
+    write_bytes(path, to_bytes(tensors, metadata))
 
 
 def restore(

@@ -17,17 +17,20 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     draft.replace(path)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    def write(draft: Path) -> None:
+        draft.write_bytes(content)
+
+    write_atomically(path, write)
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, lambda draft: _write_text(draft, to_json(value, indent=2) + "\n"))
+    write_bytes(path, (to_json(value, indent=2) + "\n").encode())
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: NaN and infinity, which it does not have, become null."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False, ensure_ascii=False)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:

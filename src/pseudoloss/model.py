@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 
 from pseudoloss import networks
 from pseudoloss.data import to_pixels
 from pseudoloss.errors import InputError
-from pseudoloss.files import write_atomically
+from pseudoloss.files import write_bytes
 from pseudoloss.networks import Network
 from pseudoloss.tracking import predict
 from pseudoloss.views import Views
@@ -72,7 +72,7 @@ class Model:
             for name, tensor in self.network.state_dict().items()
         }
         text = json.dumps(vars(self.description), sort_keys=True)
-        write_atomically(path, lambda draft: save_file(tensors, draft, metadata={KEY: text}))
+        write_bytes(path, to_bytes(tensors, {KEY: text}))
 
 
 def load_model(path: Path, device: str = "cpu") -> Model:

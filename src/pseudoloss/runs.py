@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pandas as pd
 from pseudoloss import __version__
 from pseudoloss.config import Settings, as_json
 from pseudoloss.errors import InputError
-from pseudoloss.files import to_json, write_atomically, write_json
+from pseudoloss.files import to_json, write_bytes, write_json
 from pseudoloss.labels import read_labels
 from pseudoloss.model import Model, load_model
 from pseudoloss.session import Session
@@ -179,9 +178,7 @@ class RunFolder:
     def keep_metrics(self, epochs: int) -> None:
         """Forget lines of epochs that will be done again."""
         lines = [to_json(line) + "\n" for line in self.metrics() if line["epoch"] <= epochs]
-        text = "".join(lines)
-        path = self.path / "metrics.jsonl"
-        write_atomically(path, lambda draft: _write(draft, text))
+        write_bytes(self.path / "metrics.jsonl", "".join(lines).encode())
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -195,14 +192,4 @@ class RunFolder:
                 path.unlink()
 
     def publish_best(self, epoch: int) -> None:
-        write_atomically(
-            self.path / "best.safetensors", lambda draft: _copy(self.best(epoch), draft)
-        )
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
+        write_bytes(self.path / "best.safetensors", self.best(epoch).read_bytes())

@@ -26,7 +26,9 @@ from pseudoloss.views import Views
 class Session:
     """Images, network, optimiser and memory of a run, and the steps that move them."""
 
-    def __init__(self, data: Data, settings: Settings, teller: Teller) -> None:
+    def __init__(
+        self, data: Data, settings: Settings, teller: Teller, captured: bool = True
+    ) -> None:
         B, C = settings.batch_size, len(data.train.classes)
         if len(data.train) < B:
             raise InputError(
@@ -59,8 +61,8 @@ class Session:
         self.lam = torch.ones((), device=self.device)
         self.draws_BK = torch.zeros(B, self.method.draws, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
-        self.warm_up_step = self._step(self.method.warm_up_loss)
-        self.main_step = self._step(self.method.loss)
+        self.warm_up_step = self._step(self.method.warm_up_loss, captured)
+        self.main_step = self._step(self.method.loss, captured)
 
     @property
     def steps(self) -> int:
@@ -124,7 +126,7 @@ class Session:
         if not self.settings.mixup:
             self.lam.fill_(1)
 
-    def _step(self, loss_of: Loss) -> Step:
+    def _step(self, loss_of: Loss, captured: bool) -> Step:
         """One update of the network, of fixed shapes and without a read-back to the host."""
 
         def step() -> None:
@@ -145,7 +147,7 @@ class Session:
         def on_failure(reason: str) -> None:
             self.teller.notice(f"the step could not be captured and runs slower ({reason})")
 
-        return capture(step, self.device, on_failure)
+        return capture(step, self.device, on_failure) if captured else step
 
 
 def build_model(data: Data, settings: Settings, device: torch.device) -> Model:

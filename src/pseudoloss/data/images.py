@@ -174,7 +174,9 @@ def to_pixels(images: Any, where: str) -> Tensor:
     fit, NumPy's channels come last and torch's first.
     """
     channels_first = isinstance(images, Tensor)
-    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else _as_array(images, where)
+    array = (
+        images.detach().cpu().numpy() if isinstance(images, Tensor) else _as_array(images, where)
+    )
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4:
