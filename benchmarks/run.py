@@ -56,7 +56,7 @@ def main() -> None:
     if len(runs) > 1:
         print(f"mean of {len(runs)}: last {mean(run['accuracy']['last'] for run in runs):.2f}")
     result = {
-        "command": shlex.join(["python", "benchmarks/run.py", *words]),
+        "command": shlex.join(["python", "benchmarks/run.py", *without_places(args, words)]),
         "commit": machine.commit(),
         "hardware": machine.hardware(),
         "versions": machine.versions(),
@@ -64,6 +64,14 @@ def main() -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def without_places(args: argparse.Namespace, words: list[str]) -> list[str]:
+    """The command without the folders of this machine."""
+    kind, colon, _ = args.source.partition(":")
+    out = f"benchmarks/results/{args.out.name}"
+    places = {args.source: f"{kind}{colon and ':DIR'}", str(args.work): "RUNS", str(args.out): out}
+    return [places.get(word, word) for word in words]
 
 
 def one_run(

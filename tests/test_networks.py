@@ -74,7 +74,7 @@ def test_an_unknown_network_is_named(name):
 
 
 def test_a_typing_error_gets_a_hint():
-    with pytest.raises(InputError, match="did you mean .*resnet50"):
+    with pytest.raises(InputError, match=r"did you mean .*resnet50"):
         make("resnet500")
 
 

@@ -83,7 +83,7 @@ def slow_contrastive_loss(P, L):
     total = 0.0
     for p_row, l_row in zip(P, L, strict=True):
         p = softmax(p_row)
-        total -= sum(l * math.log(q) for l, q in zip(l_row, p, strict=True)) / sum(l_row)
+        total -= sum(y * math.log(q) for y, q in zip(l_row, p, strict=True)) / sum(l_row)
     return total / len(P)
 
 

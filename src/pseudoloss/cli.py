@@ -1,25 +1,24 @@
 """The commands. Words are parsed first; torch is loaded only when a command needs it."""
 
-import contextlib
-import io
+import argparse
 import os
-import re
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import tyro
+from typing import Any, NoReturn, get_args
 
 from pseudoloss import __version__
-from pseudoloss.config import PRESETS, Settings, did_you_mean, flag, request
+from pseudoloss.config import (
+    PRESETS,
+    describe_settings,
+    did_you_mean,
+    flag,
+    request,
+    setting_types,
+)
 from pseudoloss.errors import InputError, TrainingError
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-
-Parsed = TypeVar("Parsed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,14 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[0] not in COMMANDS:
             raise InputError(f"{words[0]}: no such command{did_you_mean(words[0], COMMANDS)}")
         COMMANDS[words[0]](words[1:])
+        sys.stdout.flush()
         return 0
     except InputError as error:
-        return complain(error, WRONG_INPUT)
+        return complain(str(error), WRONG_INPUT)
     except TrainingError as error:
-        return complain(error, FAILED)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return complain(str(error), FAILED)
+    except KeyboardInterrupt as interrupt:
+        return complain(str(interrupt) or "interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -55,108 +54,78 @@ def overview() -> str:
         "Train image classifiers on labels that cannot be trusted, and learn which are wrong.",
         "",
         "commands:",
-    ]
-    for name, command in COMMANDS.items():
-        lines.append(f"  {name:9} {(command.__doc__ or '').strip().splitlines()[0]}")
-    lines += [
+        *(f"  {name:9} {_first_line(command)}" for name, command in COMMANDS.items()),
         "",
         "pseudoloss COMMAND --help tells more. New here? pseudoloss demo",
     ]
     return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------ train
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train on a source of images; everything that is learnt goes into a run folder.
-
-    SOURCE is digits, cifar10:DIR, cifar100:DIR, or the path of an .npz file with images and labels.
-    """
-
-    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
-    """What to train on. May be left out with --resume."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
-    """The run folder: new, or with --resume one that a run was begun in."""
-    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Settings to start from (pseudoloss presets lists them). None: what fits the source."""
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A TOML file of settings, or the config.json of another run."""
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Go on with the run in RUN from its last checkpoint; begin it where there is none."""
-    minutes: Annotated[float | None, tyro.conf.arg(metavar="M")] = None
-    """Stop after an epoch when M minutes are over; --resume goes on."""
-    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print nothing but errors."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
-
-
-def train(words: list[str]) -> None:
-    """Train a classifier in spite of wrong labels; find out which they are."""
-    named = _value_of(words, "--preset")
-    base = request(named, None, {}).settings("default")
-    parsed = parse(Train, words, "train", Train(preset=named, settings=base))
-    if parsed.out is None:
-        raise InputError("--out is missing: name the run folder to write, such as --out run")
-    explicit = {
-        name: value for name, value in vars(parsed.settings).items() if _is_given(words, name)
-    }
-    from pseudoloss.training import train as run_training
-    from pseudoloss.wording import what_next
-
-    with resumable(parsed.out):
-        run = run_training(
-            parsed.source,
-            parsed.out,
-            preset=parsed.preset,
-            config=parsed.config,
-            resume=parsed.resume,
-            minutes=parsed.minutes,
-            quiet=parsed.quiet,
-            **explicit,
-        )
-    if run.finished and not parsed.quiet:
-        print(what_next(parsed.out))
-
-
-# ------------------------------------------------------------------------------------- demo
-
-
-@dataclass(frozen=True)
-class Demo:
-    """Handwritten digits with 40% wrong labels: cross-entropy beside PLS, in under a minute.
-
-    Needs no data: the digits come with scikit-learn.
-    """
-
-    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Where to write; new. None: pseudoloss-demo, or that with a number behind it."""
-    seed: int = 1
-    """Seed of noise and training."""
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Go on with a demo that was broken off."""
+# ------------------------------------------------------------------------------------ commands
 
 
 def demo(words: list[str]) -> None:
-    """See it work: digits with 40% wrong labels, in under a minute."""
-    parsed = parse(Demo, words, "demo", Demo())
+    """See it work: digits with 40% wrong labels, in under a minute.
+
+    Trains cross-entropy beside PLS on scikit-learn's handwritten digits, which need no download.
+    """
+    parser = Parser("demo", demo)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to write; new (default: pseudoloss-demo, or that with a number behind it)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=_whole,
+        default=1,
+        metavar="N",
+        help="seed of noise and training (default: 1)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a demo that was broken off"
+    )
+    args = parser.parse(words)
     from pseudoloss.demo import run_demo
 
-    run_demo(parsed.out, parsed.seed, parsed.resume)
+    run_demo(args.out, args.seed, args.resume)
 
 
-# ---------------------------------------------------------------------------------- presets
+def train(words: list[str]) -> None:
+    """Train a classifier in spite of wrong labels; find out which they are.
 
+    SOURCE is digits, cifar10:DIR, cifar100:DIR, or the path of an .npz file with images and labels.
+    Everything that is learnt goes into the run folder RUN.
+    """
+    args = train_parser(_peek(words, "--preset")).parse(words)
+    if args.out is None:
+        raise InputError("--out is missing: name the run folder to write, such as --out run")
+    explicit = {name: value for name, value in vars(args).items() if name in setting_types()}
+    from pseudoloss import wording
+    from pseudoloss.training import train as run_training
 
-@dataclass(frozen=True)
-class Presets:
-    """List the presets and what each of them changes."""
+    try:
+        run = run_training(
+            args.source,
+            args.out,
+            preset=args.preset,
+            config=args.config,
+            resume=args.resume,
+            minutes=args.minutes,
+            quiet=args.quiet,
+            **explicit,
+        )
+    except KeyboardInterrupt:
+        hint = f"interrupted; go on with: {wording.resume_command(args.out)}"
+        raise KeyboardInterrupt(hint if args.out.exists() else "interrupted") from None
+    if run.finished and not args.quiet:
+        print(wording.what_next(args.out))
 
 
 def presets(words: list[str]) -> None:
     """List the presets and what each of them changes."""
-    parse(Presets, words, "presets", Presets())
+    Parser("presets", presets).parse(words)
     for name, changes in PRESETS.items():
         text = "  ".join(f"{flag(key)} {value}" for key, value in changes.items())
         print(f"{name:16} {text or '(all defaults: see pseudoloss train --help)'}")
@@ -169,66 +138,129 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-# ---------------------------------------------------------------------------------- helpers
+# ------------------------------------------------------------------------------------- parsing
 
 
-def parse(kind: type[Parsed], words: list[str], command: str, default: Parsed) -> Parsed:
-    """`words` as a `kind`; a mistake in them becomes an error of one line."""
-    box = io.StringIO()
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, in the words of the flag."""
+
+    def __init__(self, name: str, command: Callable[[list[str]], None]) -> None:
+        super().__init__(
+            prog=f"pseudoloss {name}",
+            description="\n".join(line.strip() for line in (command.__doc__ or "").splitlines()),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.add_argument("-h", "--help", action="help", help="show this and exit")
+
+    def parse(self, words: list[str]) -> argparse.Namespace:
+        args, unknown = self.parse_known_args([_dashed(word) for word in words])
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            what = "option" if word.startswith("-") else "argument"
+            hint = did_you_mean(word, known) if what == "option" else ""
+            hint = hint if hint.startswith("; did") else f" (see {self.prog} --help)"
+            raise InputError(f"{word}: no such {what}{hint}")
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+
+def train_parser(preset: str | None) -> Parser:
+    """Flags of the command itself, and one for every setting, with the values of the preset."""
+    parser = Parser("train", train)
+    parser.usage = "pseudoloss train SOURCE --out RUN [OPTION ...]"
+    add = parser.add_argument
+    add("source", nargs="?", metavar="SOURCE", help="what to train on; may be left out to resume")
+    add("--out", type=Path, metavar="RUN", help="the run folder; new, unless --resume is given")
+    add("--preset", metavar="NAME", help="settings to start from (default: what fits the source)")
+    add("--config", type=Path, metavar="FILE", help="a TOML file of settings, or a config.json")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on with the run in RUN from its last checkpoint; begin it where there is none",
+    )
+    add(
+        "--minutes",
+        type=_number,
+        metavar="M",
+        help="stop after an epoch when M minutes are over; --resume goes on",
+    )
+    add("--quiet", action="store_true", help="print nothing but errors")
+
+    values = vars(request(preset, None, {}).settings("default"))
+    groups: dict[str, Any] = {}
+    for name, (title, text) in describe_settings().items():
+        group = groups.setdefault(title, parser.add_argument_group(title) if title else parser)
+        shown = "" if values[name] is None else f" (default: {_shown(values[name])})"
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+        options["help"] = (text + shown).replace("%", "%%")
+        group.add_argument(flag(name), **options, **_kind(name))
+    return parser
+
+
+def _kind(name: str) -> dict[str, Any]:
+    """How argparse reads a setting."""
+    hint = setting_types()[name]
+    choices = get_args(hint)
+    if choices and isinstance(choices[0], str):
+        return {"choices": choices}
+    kind, optional = choices[0] if choices else hint, type(None) in choices
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    readers: dict[type, tuple[Callable[[str], Any], str]]
+    readers = {int: (_whole, "N"), float: (_number, "X"), str: (str, "TEXT")}
+    read, metavar = readers[kind]
+    if optional:
+        return {
+            "type": lambda word: None if word.lower() == "none" else read(word),
+            "metavar": metavar,
+        }
+    return {"type": read, "metavar": metavar}
+
+
+def _whole(word: str) -> int:
     try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(
-                kind,
-                prog=f"pseudoloss {command}",
-                args=words,
-                default=default,
-                config=(tyro.conf.OmitArgPrefixes,),
-            )
-    except SystemExit as exit_:
-        if not exit_.code:  # --help
-            raise
-        raise InputError(_first_sentence(box.getvalue(), command)) from None
+        return int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {word}") from None
 
 
-def _first_sentence(box: str, command: str) -> str:
-    """What tyro says in the first part of its error box, on one line."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    rows = [row.strip(" │|") for row in text.splitlines()]
-    body = [row for row in rows if row and not row.startswith(("╭", "╰"))]
-    rule = next((i for i, row in enumerate(body) if set(row) <= {"─", "-"}), len(body))
-    close = [row for row in body[rule:] if row.startswith("--")]
-    hint = f"; did you mean {close[0].split()[0]}?" if "Unrecognized" in text and close else ""
-    return f"{' '.join(body[:rule])}{hint} (see pseudoloss {command} --help)"
-
-
-@contextlib.contextmanager
-def resumable(out: Path) -> Any:
-    """Tell how to go on with a run that is interrupted."""
+def _number(word: str) -> float:
     try:
-        yield
-    except KeyboardInterrupt:
-        command = f"pseudoloss train --out {shlex.quote(str(out))} --resume"
-        print(f"\ninterrupted; go on with: {command}", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+        return float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {word}") from None
 
 
-def complain(error: Exception, code: int) -> int:
-    print(f"pseudoloss: error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
+def _dashed(word: str) -> str:
+    """--batch_size is --batch-size."""
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
-def _value_of(words: list[str], name: str) -> str | None:
+def _shown(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value}"
+
+
+def _peek(words: list[str], name: str) -> str | None:
     """The value of a flag, before the words are parsed properly."""
-    for i, word in enumerate(words):
-        if word == name and i + 1 < len(words):
-            return words[i + 1]
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == name:
+            return following
         if word.startswith(f"{name}="):
             return word.partition("=")[2]
     return None
 
 
-def _is_given(words: list[str], setting: str) -> bool:
-    """Whether a setting is named on the command line, so that it overrules a preset."""
-    name = flag(setting).removeprefix("--")
-    forms = {f"--{name}", f"--no-{name}"}
-    return any(word.partition("=")[0].replace("_", "-") in forms for word in words)
+def complain(text: str, code: int) -> int:
+    kind = "error: " if code != INTERRUPTED else ""
+    print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _first_line(command: Callable[[list[str]], None]) -> str:
+    return (command.__doc__ or "").strip().splitlines()[0]

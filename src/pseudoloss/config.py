@@ -4,8 +4,11 @@ Importing this file costs nothing: the command line reads it before torch is loa
 "Row n" is a row of the table in docs/paper-and-code.md.
 """
 
+import ast
 import dataclasses
 import difflib
+import inspect
+import itertools
 import json
 import math
 import tomllib
@@ -225,6 +228,29 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: must hold names and values")
     settings: dict[str, Any] = values.get("settings", values)
     return settings
+
+
+def setting_types() -> dict[str, Any]:
+    """The type of every setting."""
+    return _HINTS
+
+
+def describe_settings() -> dict[str, tuple[str, str]]:
+    """Group and help text of every setting: the comment above its group, the text below its line.
+
+    They are read from the source of `Settings`, so that each stands beside what it describes.
+    """
+    source = inspect.getsource(Settings)
+    lines = source.splitlines()
+    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+    described, group = {}, ""
+    for node, following in itertools.pairwise(body):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        above = lines[node.lineno - 2].strip()
+        group = above.removeprefix("# ") if above.startswith("# ") else group
+        described[node.target.id] = (group, " ".join(following.value.value.split()))
+    return described
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

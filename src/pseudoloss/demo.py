@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pseudoloss.config import Settings
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_json
 from pseudoloss.runs import RunFolder
@@ -16,6 +17,7 @@ METHODS = {"ce": "cross-entropy", "pls": "PLS"}
 
 def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
     """Train both methods on the same noisy digits, print a table, return the summary."""
+    Settings(seed=seed)  # refuses what is no seed, before anything is printed
     folder = free_folder(Path("pseudoloss-demo")) if out is None else out
     if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"--out {folder}: exists already; choose another folder or add --resume")

@@ -33,11 +33,11 @@ def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
     issue = noisy & ~(trusted & (guess == given))
     action = np.select([issue & trusted, issue], ["relabel", "look"], "keep")
     suggested = names[np.where(action == "relabel", guess, given)]
-    suggested[action == "look"] = None
+    suggested[action == "look"] = np.nan
     return pd.DataFrame(
         {
             "index": np.arange(len(images)),
-            "path": np.array(images.paths or [None] * len(images), dtype=object),
+            "path": np.array(images.paths or [np.nan] * len(images), dtype=object),
             "given_label": names[given],
             "predicted_label": names[memory.predicted_N.cpu().numpy()],
             "suggested_label": suggested,

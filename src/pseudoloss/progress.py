@@ -46,12 +46,11 @@ class Terminal(Teller):
             TextColumn("{task.description}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self.task = self.bar.add_task("", total=None, left="")
+        self.task = self.bar.add_task("starting", total=None)
 
     def __enter__(self) -> "Terminal":
         self.bar.start()

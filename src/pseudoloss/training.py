@@ -128,7 +128,7 @@ def fit(session: Session, folder: RunFolder | None, started: float, minutes: flo
 def run_epoch(session: Session, record: Record) -> dict[str, Any]:
     """One epoch: steps, tracking, validation. Its metrics, and `record` brought up to date."""
     epoch, settings = record.epochs, session.settings
-    session.teller.begin_epoch(f"epoch {epoch + 1}/{settings.epochs}", session.steps)
+    session.teller.begin_epoch(wording.epoch_title(settings, epoch, record.last), session.steps)
     clock = [time.perf_counter()]
     loss = session.train_epoch(epoch)
     clock.append(time.perf_counter())
@@ -288,7 +288,7 @@ def private_chance() -> Iterator[None]:
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True  # shapes are fixed, so searching for algorithms pays
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
         torch.backends.cudnn.benchmark = benchmark

@@ -12,9 +12,9 @@ from pseudoloss.config import Settings
 if TYPE_CHECKING:
     from pseudoloss.session import Session
 
-# How much work the epochs of each phase are, for the time that is left: forward passes, a backward
-# pass counted as two. PLS: two guesses, two passes that are learnt from, one for tracking.
-WORK = {"warm-up": 3, "ce": 4, "mixup": 4, "pls": 9}
+# How much work a step of each phase is, for the time that is left: forward passes, a backward pass
+# counted as two. PLS: two for the guess, and two that are learnt from.
+WORK = {"warm-up": 3, "ce": 3, "mixup": 3, "pls": 8}
 
 
 def introduction(session: "Session", epochs_done: int) -> str:
@@ -36,6 +36,11 @@ def introduction(session: "Session", epochs_done: int) -> str:
     if epochs_done:
         lines.append(f"  resumed after epoch {epochs_done}")
     return "\n".join(lines)
+
+
+def epoch_title(settings: Settings, epoch: int, last: dict[str, Any]) -> str:
+    left = f", {duration(seconds_left(settings, last))} left" if last else ""
+    return f"epoch {epoch + 1}/{settings.epochs}{left}"
 
 
 def epoch_line(settings: Settings, line: dict[str, Any], best: float | None) -> str:
@@ -64,7 +69,11 @@ def seconds_left(settings: Settings, line: dict[str, Any]) -> float:
     warm_up_left = max(0, warm_up - done)
     main_left = settings.epochs - max(done, warm_up)
     work_left = warm_up_left * WORK["warm-up"] + main_left * WORK[settings.method]
-    return float(work_left * sum(line["seconds"].values()) / WORK[line["phase"]])
+    training = work_left * line["seconds"]["train"] / WORK[line["phase"]]
+    judging = line["seconds"]["track"] * main_left + line["seconds"]["validate"] * (
+        warm_up_left + main_left
+    )
+    return float(training + judging)
 
 
 def stopped_early(minutes: float, epochs: int, path: Path | None) -> str:

@@ -1,0 +1,47 @@
+"""Small things to train on, shared by the tests."""
+
+import numpy as np
+import pytest
+
+import pseudoloss as pl
+
+TINY = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "lr": 0.05, "pad": 1}
+
+
+def make_images(n=64, classes=4, size=8, channels=1, seed=0):
+    """Images that show their class: a bright bar at a place that depends on it."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(n) % classes
+    images = random.integers(0, 80, (n, size, size, channels), dtype=np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[:, label * size // classes : (label + 1) * size // classes] += 150
+    return images, labels
+
+
+@pytest.fixture
+def tiny_source():
+    """64 grey images of 8×8, 4 classes, and a test set."""
+    images, labels = make_images()
+    test_images, test_labels = make_images(n=32, seed=1)
+    return pl.arrays(
+        images, labels, test_images=test_images, test_labels=test_labels, true_labels=labels
+    )
+
+
+@pytest.fixture
+def tiny_settings():
+    return dict(TINY)
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """Writes an .npz source; keyword arguments replace its arrays (None leaves one out)."""
+
+    def write(name="set.npz", **changes):
+        images, labels = make_images()
+        arrays = {"images": images, "labels": labels} | changes
+        path = tmp_path / name
+        np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+        return path
+
+    return write

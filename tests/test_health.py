@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from pseudoloss import health
+from pseudoloss.memory import Memory
+from pseudoloss.mixture import fit_two_modes
+from pseudoloss.tracking import Stages
+
+N, C = 5000, 100
+
+
+def memory_of(given):
+    return Memory.of(given, C)
+
+
+def stages_of(memory, judged=True):
+    second = fit_two_modes(memory.pseudo_loss_N, memory.noisy_N) if judged else None
+    return Stages(fit_two_modes(memory.loss_N), second)
+
+
+@pytest.fixture
+def given():
+    return torch.arange(N) % C
+
+
+def test_one_class_for_all_is_chance(given):
+    memory = memory_of(given)
+    memory.predicted_N.fill_(3)
+    text = health.warm_up_at_chance(memory, given)
+    assert text.startswith("the warm-up ended at chance: its predictions agree with 1.0%")
+    assert "--seed" in text
+    assert "--weight-decay" in text
+
+
+def test_random_predictions_are_chance(given):
+    memory = memory_of(given)
+    memory.predicted_N.copy_(torch.randint(0, C, (N,), generator=torch.Generator().manual_seed(0)))
+    assert health.warm_up_at_chance(memory, given) is not None
+
+
+def test_a_little_learning_is_not_chance(given):
+    """At 80% noise a healthy warm-up agrees with about 4% of the given labels."""
+    memory = memory_of(given)
+    memory.predicted_N.copy_((given + 1) % C)
+    memory.predicted_N[: N * 4 // 100] = given[: N * 4 // 100]
+    assert health.warm_up_at_chance(memory, given) is None
+
+
+def test_chance_is_the_commonest_class():
+    given = (torch.arange(1000) % 10 == 0).long()  # nine of ten are of one class
+    memory = Memory.of(given, 2)
+    memory.predicted_N.fill_(0)
+    assert "90.0%" in health.warm_up_at_chance(memory, given)
+
+
+def test_stage_1(given):
+    memory = memory_of(given)
+    text = health.stage1_collapsed(stages_of(memory), memory)
+    assert "no two modes in the losses" in text
+    memory.loss_N.copy_(torch.linspace(0, 1, N))
+    assert "every given label for right" in health.stage1_collapsed(stages_of(memory), memory)
+    memory.noisy_N.fill_(True)
+    assert "takes 100% of the given labels" in health.stage1_collapsed(stages_of(memory), memory)
+    memory.noisy_N[: N // 2] = False
+    assert health.stage1_collapsed(stages_of(memory), memory) is None
+
+
+def test_stage_2(given):
+    memory = memory_of(given)
+    memory.noisy_N[:100] = True
+    assert "no two modes in the pseudo-losses" in health.stage2_collapsed(stages_of(memory), memory)
+    memory.pseudo_loss_N.copy_(torch.linspace(0, 1, N))
+    memory.trust_N[:100] = 0.001
+    assert "trusts no guess" in health.stage2_collapsed(stages_of(memory), memory)
+    memory.trust_N[:100] = 0.5
+    assert health.stage2_collapsed(stages_of(memory), memory) is None
+    assert health.stage2_collapsed(stages_of(memory, judged=False), memory) is None
+    memory.noisy_N.fill_(False)
+    assert health.stage2_collapsed(stages_of(memory), memory) is None  # nobody to trust

@@ -1,0 +1,94 @@
+"""The repository keeps its promises to itself: README, docs and CI say what the code does."""
+
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import pseudoloss
+from pseudoloss.config import PRESETS, describe_settings, setting_types
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+
+def commands(text):
+    blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_ci_calls_exactly_the_readmes_second_command():
+    first, second = commands(README)[:2]
+    assert first.startswith("pip install -c constraints.txt . && pseudoloss demo")
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == second
+
+
+def test_the_settings_page_is_up_to_date():
+    page = runpy.run_path(str(ROOT / "docs" / "make_settings.py"))["page"]()
+    assert (ROOT / "docs" / "settings.md").read_text() == page
+
+
+def test_every_setting_is_described():
+    described = describe_settings()
+    assert described.keys() == setting_types().keys()
+    assert all(group and text.endswith(".") for group, text in described.values())
+
+
+def test_the_readme_lists_every_room():
+    package = Path(pseudoloss.__file__).parent
+    rooms = [path.name for path in package.iterdir() if not path.name.startswith(("_", "py.typed"))]
+    tree = README.split("## What is where")[1]
+    assert [room for room in rooms if room not in tree] == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_flags_and_presets_in_the_docs_exist(path):
+    known = {line.split()[1] for line in (ROOT / "tests" / "options.txt").read_text().splitlines()}
+    known |= {"--seeds", "--work", "--fast"}  # of the benchmarks and of ./check
+    for line in path.read_text().splitlines():
+        if "pip " in line or "venv" in line:
+            continue
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known, line
+    for name in re.findall(r"--preset ([a-z0-9-]+)", path.read_text()):
+        assert name in PRESETS
+
+
+def test_the_version_is_in_the_changelog():
+    assert f"## {pseudoloss.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_public_names():
+    assert len(pseudoloss.__all__) <= 10
+    assert set(pseudoloss.__all__) == set(dir(pseudoloss))
+    for name in pseudoloss.__all__:
+        assert getattr(pseudoloss, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        pseudoloss.nothing  # noqa: B018
+
+
+def test_a_submodule_does_not_hide_a_function():
+    import pseudoloss.training
+
+    assert callable(pseudoloss.train)
+
+
+def test_numbers_in_the_results_have_a_file():
+    named = re.findall(r"`([\w-]+\.json)`", (ROOT / "docs" / "results.md").read_text())
+    assert named
+    for name in named:
+        assert (ROOT / "benchmarks" / "results" / name).exists(), name
+
+
+def test_scripts_are_sound():
+    for script in (ROOT / "check", ROOT / ".ci" / "run"):
+        subprocess.run(["bash", "-n", str(script)], check=True)

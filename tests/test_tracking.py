@@ -1,0 +1,101 @@
+import torch
+import torch.nn.functional as F
+
+from pseudoloss import tracking
+from pseudoloss.memory import Memory
+from pseudoloss.mixture import fit_two_modes
+from pseudoloss.networks import build
+from pseudoloss.tracking import images_at_once, predict, track
+from pseudoloss.views import Views
+
+N, C = 50, 4
+
+
+def setting():
+    torch.manual_seed(0)
+    network = build("small-cnn", channels=1, size=(8, 8), classes=C, projection=4)
+    views = Views(torch.tensor([0.5]), torch.tensor([0.3]), (8, 8), 0, False)
+    images = torch.randint(0, 256, (N, 1, 8, 8), dtype=torch.uint8)
+    given = torch.arange(N) % C
+    memory = Memory.of(given, C)
+    memory.guess_NC.copy_(torch.rand(N, C).softmax(1))
+    return network, views, images, given, memory
+
+
+def run(judge_guesses=True, on_clean=False, threshold=0.5):
+    network, views, images, given, memory = setting()
+    stages = track(
+        network,
+        views,
+        images,
+        given,
+        memory,
+        threshold=threshold,
+        on_clean=on_clean,
+        judge_guesses=judge_guesses,
+    )
+    logits = predict(network, views, images)
+    return stages, memory, given, logits
+
+
+def test_losses_are_of_the_plain_view_in_eval_mode():
+    _, memory, given, logits = run()
+    torch.testing.assert_close(memory.loss_N, F.cross_entropy(logits, given, reduction="none"))
+    log = logits.log_softmax(1)
+    torch.testing.assert_close(memory.pseudo_loss_N, -(memory.guess_NC * log).sum(1))
+    assert torch.equal(memory.predicted_N, logits.argmax(1))
+
+
+def test_stage_1_then_stage_2_over_its_noisy_images():
+    stages, memory, *_ = run()
+    first = fit_two_modes(memory.loss_N)
+    torch.testing.assert_close(memory.p_noisy_N, 1 - first.low_N)
+    assert torch.equal(memory.noisy_N, 1 - first.low_N > 0.5)
+    assert 0 < int(memory.noisy_N.sum()) < N
+    second = fit_two_modes(memory.pseudo_loss_N[memory.noisy_N])
+    torch.testing.assert_close(memory.trust_N[memory.noisy_N], second.low_N)
+    assert (memory.trust_N[~memory.noisy_N] == 1).all()
+    assert stages.pseudo_loss is not None
+
+
+def test_trust_waits_for_guesses():
+    """Row 11: the first mask comes a whole epoch before the first trust."""
+    stages, memory, *_ = run(judge_guesses=False)
+    assert stages.pseudo_loss is None
+    assert memory.noisy_N.any()
+    assert (memory.trust_N == 1).all()
+
+
+def test_the_papers_side_of_the_threshold():
+    """Row 2."""
+    threshold = 1 - 1e-5
+    released, paper = (run(threshold=threshold, on_clean=side)[1] for side in (False, True))
+    assert torch.equal(released.noisy_N, released.p_noisy_N > threshold)
+    assert torch.equal(paper.noisy_N, ~(1 - paper.p_noisy_N > threshold))
+    assert not torch.equal(paper.noisy_N, released.noisy_N)
+
+
+def test_parts_make_no_difference(monkeypatch):
+    whole = run()[1]
+    monkeypatch.setattr(tracking, "PIXELS_AT_ONCE", 7 * 64)
+    parts = run()[1]
+    torch.testing.assert_close(whole.loss_N, parts.loss_N)
+    assert torch.equal(whole.noisy_N, parts.noisy_N)
+
+
+def test_large_images_go_in_smaller_parts():
+    def at_once(size):
+        return images_at_once(Views(torch.zeros(3), torch.ones(3), (size, size), 0, False))
+
+    assert at_once(32) == 2048
+    assert at_once(448) == 10
+    assert at_once(4096) == 1
+
+
+def test_the_memory_begins_without_doubt():
+    memory = Memory.of(torch.tensor([2, 0, 1]), 3)
+    assert memory.guess_NC.argmax(1).tolist() == [2, 0, 1]
+    assert not memory.noisy_N.any()
+    assert (memory.trust_N == 1).all()
+    storages = [tensor.data_ptr() for tensor in memory.tensors().values()]
+    assert len(set(storages)) == len(storages)  # no two are one and the same

@@ -1,0 +1,419 @@
+"""Whole runs, small: what is written, in which order things happen, what is noticed."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import pseudoloss as pl
+from conftest import make_images
+from pseudoloss import session as session_module
+from pseudoloss.config import Settings
+from pseudoloss.data import Data, arrays, corrupt
+from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.progress import Silent
+from pseudoloss.session import (
+    Session,
+    choose_device,
+    choose_precision,
+    choose_size,
+    learning_rate,
+    stream_seed,
+)
+
+# --------------------------------------------------------------------------------- the folder
+
+
+def test_a_run_folder_holds_what_it_should(tmp_path, tiny_source, tiny_settings):
+    out = tmp_path / "run"
+    run = pl.train(
+        tiny_source, out=out, corrupt="symmetric-exact:0.25", quiet=True, **tiny_settings
+    )
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        *("config.json", "metrics.jsonl", "summary.json", "labels.csv", "labels.parquet"),
+        *("model.safetensors", "best.safetensors", "checkpoint", ".lock"),
+    }
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary == json.loads(json.dumps(run.summary))
+    assert set(summary["accuracy"]) == {"last", "best", "best_epoch"}
+    assert set(summary["detection"]) == {"precision", "recall", "auc"}
+    assert set(summary["guesses"]) == {"accuracy", "auc"}
+    assert (summary["epochs"], summary["images"], summary["classes"]) == (3, 64, 4)
+    assert summary["noise_rate"] == 0.25
+    assert summary["seconds"] > 0
+    assert sum(summary["actions"].values()) == 64
+
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert [line["phase"] for line in lines] == ["warm-up", "pls", "pls"]
+    assert lines[-1]["accuracy"] == summary["accuracy"]["last"]
+    assert max(line["accuracy"] for line in lines) == summary["accuracy"]["best"]
+
+    config = json.loads((out / "config.json").read_text())
+    assert config["settings"]["epochs"] == 3
+    assert config["data"]["noise_rate"] == 0.25
+    table = pd.read_csv(out / "labels.csv")
+    assert len(table) == 64
+    assert table["index"].tolist() == list(range(64))
+
+
+def test_a_run_can_be_loaded_and_predicts_as_it_did(tmp_path, tiny_source, tiny_settings):
+    run = pl.train(tiny_source, out=tmp_path / "run", quiet=True, **tiny_settings)
+    loaded = pl.load(tmp_path / "run")
+    images, _ = make_images(20, seed=5)
+    np.testing.assert_allclose(
+        loaded.model.predict_proba(images), run.model.predict_proba(images), atol=1e-6
+    )
+    assert loaded.model.predict(images).tolist() == run.model.predict(images).tolist()
+    assert loaded.settings == run.settings
+    assert loaded.finished
+    pd.testing.assert_frame_equal(loaded.labels, run.labels, check_dtype=False, rtol=1e-4)
+    assert loaded.metrics["epoch"].tolist() == [1, 2, 3]
+    with pytest.raises(InputError, match="1 channels, 8×8"):
+        loaded.model.predict(np.zeros((2, 8, 8, 3), np.uint8))
+
+
+def test_the_best_weights_are_those_of_the_best_epoch(tmp_path, tiny_source, tiny_settings):
+    """The best epoch is the first that reached the best accuracy; here it is not the last."""
+    settings = tiny_settings | {"epochs": 6}
+    run = pl.train(tiny_source, out=tmp_path / "run", quiet=True, **settings)
+    best_epoch = run.summary["accuracy"]["best_epoch"]
+    first = int(run.metrics["accuracy"].to_numpy().argmax()) + 1
+    assert best_epoch == first
+    best = load_file(tmp_path / "run" / "best.safetensors")
+    last = load_file(tmp_path / "run" / "model.safetensors")
+    same = all(torch.equal(best[name], last[name]) for name in best)
+    assert same == (best_epoch == 6)
+    kept = [p.name for p in (tmp_path / "run" / "checkpoint").iterdir()]
+    assert sorted(kept) == sorted(["last.safetensors", f"best-{best_epoch}.safetensors"])
+
+
+def test_everything_can_stay_in_memory(tiny_source, tiny_settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = pl.train(tiny_source, quiet=True, **tiny_settings)
+    assert run.path is None
+    assert len(run.labels) == 64
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["ce", "mixup"])
+def test_baselines_go_through_the_same_loop(tiny_source, tiny_settings, method, tmp_path):
+    run = pl.train(tiny_source, out=tmp_path / "run", method=method, quiet=True, **tiny_settings)
+    assert run.summary["method"] == method
+    assert run.summary["accuracy"]["last"] is not None
+    assert run.metrics["phase"].tolist() == ["warm-up", method, method]
+    assert run.labels["trust"].isna().all()
+    assert set(run.labels["action"]) <= {"keep", "look"}
+    assert run.summary["guesses"] == {"accuracy": None, "auc": None}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [8, 19])
+def test_grey_and_colour_of_any_size(channels, size, tiny_settings):
+    source = make_images(channels=channels, size=size)
+    run = pl.train(source, quiet=True, **tiny_settings)
+    assert run.summary["accuracy"] == {"last": None, "best": None, "best_epoch": None}
+    assert run.summary["noise_rate"] is None
+    assert run.summary["detection"] == {"precision": None, "recall": None, "auc": None}
+
+
+def test_larger_images_are_cropped_to_image_size(tiny_settings):
+    run = pl.train(make_images(size=16), image_size=8, quiet=True, **tiny_settings)
+    assert run.model.views.size == (8, 8)
+    assert len(run.model.predict(make_images(size=16)[0])) == 64
+    with pytest.raises(InputError, match=r"--image-size 20 is larger than the images \(16×16"):
+        pl.train(make_images(size=16), image_size=20, quiet=True, **tiny_settings)
+
+
+def test_images_of_448_pixels(tiny_settings):
+    """As the paper's web images: stored larger, seen at 448."""
+    source = make_images(n=8, size=460, channels=3, classes=2)
+    settings = tiny_settings | {"image_size": 448, "batch_size": 4, "epochs": 2}
+    run = pl.train(source, quiet=True, **settings)
+    assert run.metrics["loss"].map(math.isfinite).all()
+
+
+SWITCHES = [
+    {"correct": False},
+    {"contrast": False},
+    {"trust_in_classification": False},
+    {"trust_in_contrast": False},
+    {"balance": 0},
+    {"mixup": False},
+    {"threshold_on": "clean"},
+    {"guess_norm": "max"},
+    {"guess_mode": "eval"},
+    {"weighting": "together"},
+    {"contrast_class": "own"},
+    {"balance_prior": "given"},
+    {"precision": "bf16"},
+]
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=str)
+def test_every_option_trains(tiny_source, tiny_settings, switch):
+    run = pl.train(tiny_source, quiet=True, corrupt="symmetric:0.3", **tiny_settings, **switch)
+    assert run.metrics["loss"].map(math.isfinite).all()
+
+
+def test_a_warm_up_only_run_ends_with_its_first_mask(tiny_source, tiny_settings):
+    run = pl.train(tiny_source, quiet=True, **(tiny_settings | {"epochs": 1}))
+    assert run.metrics["noisy"].notna().all()
+    assert run.labels["trust"].isna().all()
+
+
+# ------------------------------------------------------------------------------- what is learnt
+
+
+def test_pls_learns_in_spite_of_the_noise(tiny_settings):
+    images, labels = make_images(400)
+    test_images, test_labels = make_images(100, seed=9)
+    source = arrays(images, labels, test_images=test_images, test_labels=test_labels)
+    run = pl.train(
+        source,
+        corrupt="symmetric-exact:0.4",
+        quiet=True,
+        flip=False,
+        **(tiny_settings | {"epochs": 12, "warmup": 3}),
+    )
+    assert run.summary["accuracy"]["last"] > 95
+    assert run.summary["detection"]["auc"] > 0.95
+    assert run.summary["guesses"]["accuracy"] > 90
+    relabelled = run.labels[run.labels["action"] == "relabel"]
+    assert len(relabelled) > 80
+    right = np.array([str(label) for label in labels])[relabelled["index"]]
+    assert (relabelled["suggested_label"] == right).mean() > 0.9
+
+
+def test_training_never_sees_the_truth(tiny_settings):
+    """Another truth beside the same given labels changes figures, and not a bit of the network."""
+    images, labels = make_images()
+    given = corrupt(arrays(images, labels).train, "symmetric:0.4", 1).given_N
+    other = np.roll(labels, 1)
+    runs = [
+        pl.train(arrays(images, given, true_labels=truth), quiet=True, **tiny_settings)
+        for truth in (labels, other, None)
+    ]
+    states = [run.model.network.state_dict() for run in runs]
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name])
+        assert torch.equal(tensor, states[2][name])
+    assert runs[0].summary["detection"] != runs[1].summary["detection"]
+    pd.testing.assert_frame_equal(runs[0].labels, runs[2].labels)
+
+
+def test_the_seed_decides_everything(tiny_source, tiny_settings):
+    def weights(seed):
+        settings = tiny_settings | {"seed": seed, "corrupt": "symmetric:0.2"}
+        run = pl.train(tiny_source, quiet=True, **settings)
+        return torch.cat([p.flatten() for p in run.model.network.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_the_users_random_state_is_left_alone(tiny_source, tiny_settings):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    pl.train(tiny_source, quiet=True, **tiny_settings)
+    assert torch.equal(torch.rand(3), expected)
+
+
+# ----------------------------------------------------------------------------------- the timing
+
+
+def test_timing_of_mask_and_trust(tiny_source, tiny_settings, monkeypatch):
+    """Row 11, with W = 2: mask after epoch 1 (counted from 0), trust after epoch 2."""
+    seen = []
+
+    def spy(*arguments, judge_guesses, **options):
+        seen.append(judge_guesses)
+        return session_module_track(*arguments, judge_guesses=judge_guesses, **options)
+
+    session_module_track = session_module.track
+    monkeypatch.setattr(session_module, "track", spy)
+    run = pl.train(tiny_source, quiet=True, **(tiny_settings | {"epochs": 5, "warmup": 2}))
+    assert seen == [False, True, True, True]
+    assert run.metrics["noisy"].isna().tolist() == [True, False, False, False, False]
+    assert run.metrics["trust"].isna().tolist()[:2] == [True, True]
+
+
+def test_the_learning_rate_is_the_released_cosine():
+    settings = Settings(epochs=200, warmup=30, lr=0.1)
+    rates = [learning_rate(settings, t) for t in range(200)]
+    assert rates[:30] == [0.1] * 30
+    for t in (30, 31, 100, 199):
+        wanted = 0.5 * 0.1 * (1 + math.cos((t - 30 + 1) * math.pi / (200 - 30 + 1)))
+        assert rates[t] == pytest.approx(wanted)
+    assert all(a > b for a, b in itertools.pairwise(rates[29:]))
+    assert 0 < rates[-1] < 1e-4
+
+
+def test_an_epoch_visits_images_once_and_mixes_with_large_lambda(tiny_source, tiny_settings):
+    session = Session(tiny_source, Settings(**tiny_settings), Silent())
+    visits, lams, partners = [], [], []
+
+    def look():
+        visits.extend(session.index_B.tolist())
+        lams.append(session.lam.item())
+        partners.append(sorted(session.partner_B.tolist()))
+
+    session.warm_up_step = look
+    session.train_epoch(0)
+    assert sorted(visits) == list(range(64))
+    assert all(0.5 <= lam <= 1 for lam in lams)
+    assert len(set(lams)) == len(lams)
+    assert partners == [list(range(16))] * 4
+    first = list(visits)
+    visits.clear()
+    session.train_epoch(0)
+    assert visits == first  # an epoch begun again draws the same numbers
+    visits.clear()
+    session.warm_up_step, session.main_step = None, look
+    session.train_epoch(1)
+    assert sorted(visits) == list(range(64))
+    assert visits != first
+
+
+def test_without_mixup_lambda_is_one(tiny_source, tiny_settings):
+    session = Session(tiny_source, Settings(mixup=False, **tiny_settings), Silent())
+    session.warm_up_step = lambda: None
+    session.train_epoch(0)
+    assert session.lam.item() == 1
+
+
+def test_the_step_is_the_optimisers(tiny_source, tiny_settings):
+    """SGD with momentum and decay, as torch.optim does it without our tensors and zero buffers."""
+    settings = Settings(method="ce", momentum=0.8, weight_decay=1e-3, **tiny_settings)
+    ours, plain = (Session(tiny_source, settings, Silent()) for _ in range(2))
+    reference = torch.optim.SGD(
+        plain.network.parameters(), lr=settings.lr, momentum=0.8, weight_decay=1e-3, foreach=False
+    )
+    plain.optimiser = reference
+    for session in (ours, plain):
+        session.train_epoch(0)
+    for a, b in zip(ours.network.parameters(), plain.network.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_streams_are_apart():
+    seeds = {stream_seed(s, name, e) for s in range(3) for name in "ab" for e in range(5)}
+    assert len(seeds) == 30
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# ------------------------------------------------------------------------------------- choices
+
+
+def test_devices():
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(InputError, match="--device cuda:97: there is no such device"):
+        choose_device("cuda:97")
+    with pytest.raises(InputError, match="--device tpu: must be auto, cpu, cuda"):
+        choose_device("tpu")
+    with pytest.raises(InputError, match="--device meta: there is no such device"):
+        choose_device("meta")
+
+
+def test_precision():
+    assert choose_precision("auto", torch.device("cpu")) == torch.float32
+    assert choose_precision("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_precision("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+def test_sizes():
+    assert choose_size((40, 30), Settings()) == (40, 30)
+    assert choose_size((40, 30), Settings(image_size=24)) == (24, 24)
+
+
+# --------------------------------------------------------------------------------- things noticed
+
+
+def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, tiny_source, tiny_settings, monkeypatch):
+    whole = Session.train_epoch
+
+    def fail(self, epoch):
+        return math.nan if epoch == 2 else whole(self, epoch)
+
+    monkeypatch.setattr(Session, "train_epoch", fail)
+    with pytest.raises(TrainingError, match=r"became nan in epoch 3.*epoch 2 is kept.*lower --lr"):
+        pl.train(tiny_source, out=tmp_path / "run", quiet=True, **tiny_settings)
+    assert (tmp_path / "run" / "checkpoint" / "last.safetensors").exists()
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_diverging_run_is_noticed_for_real(tiny_source, tiny_settings):
+    with pytest.raises(TrainingError, match=r"the loss became (nan|inf) in epoch"):
+        pl.train(tiny_source, quiet=True, **(tiny_settings | {"lr": 100.0, "epochs": 30}))
+
+
+def test_a_warm_up_at_chance_is_noticed(tiny_settings, capsys):
+    """Random labels on noise: nothing can be learnt, and little enough is tried."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (400, 8, 8), dtype=np.uint8)
+    labels = np.arange(400) % 20
+    settings = tiny_settings | {"lr": 1e-6, "batch_size": 64, "epochs": 2}
+    run = pl.train((images, labels), **settings)
+    assert run.summary["notices"][0]["kind"] == "warm-up"
+    assert "notice: the warm-up ended at chance" in capsys.readouterr().out
+
+
+def test_a_notice_is_given_once(tiny_settings, capsys):
+    """Losses that are all equal leave stage 1 without modes, in every epoch."""
+    images = np.zeros((64, 8, 8), np.uint8)
+    run = pl.train((images, np.arange(64) % 4), **(tiny_settings | {"epochs": 4, "balance": 0}))
+    kinds = [notice["kind"] for notice in run.summary["notices"]]
+    assert len(kinds) == len(set(kinds)) > 0
+    assert capsys.readouterr().out.count("notice: ") == len(kinds)
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 65}, r"--batch-size 65 is larger than the set \(64 images"),
+        ({"network": "resnot"}, "--network resnot: no such network"),
+        ({"corrupt": "salt:0.1"}, "--corrupt salt:0.1: no such noise"),
+        ({"preset": "nothing"}, "--preset nothing: no such preset"),
+        ({"learning_rate": 1}, "learning_rate: no such setting"),
+        ({"device": "cuda:55"}, "--device cuda:55"),
+        ({"minutes": 0}, "--minutes must be above 0"),
+        ({"pretrained": True}, "--pretrained"),
+        ({"config": "nowhere.toml"}, "--config nowhere.toml"),
+    ],
+)
+def test_bad_input_writes_nothing(tmp_path, tiny_source, tiny_settings, changes, message):
+    with pytest.raises(InputError, match=message) as error:
+        pl.train(tiny_source, out=tmp_path / "run", quiet=True, **(tiny_settings | changes))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_is_needed(tmp_path):
+    with pytest.raises(InputError, match="SOURCE is missing"):
+        pl.train(out=tmp_path / "run")
+
+
+def test_loading_what_is_no_run(tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        pl.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"config.json: not the config.json of a run"):
+        pl.load(tmp_path)
+
+
+def test_normalisation_is_measured_where_none_is_published(tiny_source):
+    assert isinstance(tiny_source, Data)
+    mean, std = tiny_source.normalisation()
+    assert len(mean) == len(std) == 1
+    assert 0 < mean[0] < 1
