@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pseudoloss.config import PRESETS, Settings, describe_settings, flag
+from pseudoloss.config import PRESETS, Settings, as_flag, as_text, describe_settings, flag
 
 HEAD = """# Settings
 
@@ -22,13 +22,12 @@ def page() -> str:
         if group != current:
             lines.append(f"## {group}\n\n| flag | default | meaning |\n|---|---|---|")
             current = group
-        default = getattr(Settings(), name)
-        shown = {True: "on", False: "off", None: "–"}.get(default, default)
+        shown = as_text(getattr(Settings(), name))
         last = _is_last(name, group)
         lines.append(f"| `{flag(name)}` | {shown} | {text} |" + ("\n" if last else ""))
     lines.append("## Presets\n\n| preset | changes |\n|---|---|")
     for name, changes in PRESETS.items():
-        text = " ".join(f"`{flag(key)} {value}`" for key, value in changes.items())
+        text = " ".join(f"`{as_flag(key, value)}`" for key, value in changes.items())
         lines.append(f"| `{name}` | {text or 'nothing'} |")
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,7 @@ def test_presets(capsys):
     assert code == 0
     assert "cifar100-id80" in out
     assert "--threshold 0.5" in out
+    assert "--no-flip" in out
 
 
 IMAGES, LABELS = make_images()
@@ -256,6 +258,28 @@ def test_as_a_module():
 
 
 def test_a_reader_that_leaves_is_no_error():
-    command = f"{sys.executable} -m pseudoloss presets | true"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert result.stderr == ""
+    """The other end of the pipe is closed before the first word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [sys.executable, "-m", "pseudoloss", "presets"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode(npz, tmp_path):
+    words = ["train", npz(), "--out", tmp_path / "run", *QUICK]
+    result = subprocess.run(
+        [sys.executable, "-m", "pseudoloss", *map(str, words)],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "8?8 grey" in result.stdout

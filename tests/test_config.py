@@ -62,16 +62,23 @@ def test_no_default_lives_outside_config():
         ("batch_size", 1, "--batch-size must be 2"),
         ("lr", 0, "--lr must be above 0"),
         ("lr", -0.1, "--lr must be above 0"),
-        ("lr", float("nan"), "--lr must be above 0"),
-        ("lr", float("inf"), "--lr must be above 0"),
+        ("lr", float("nan"), "--lr must be a number"),
+        ("lr", float("inf"), "--lr must be a number"),
         ("lr", "fast", "--lr must be a number"),
         ("momentum", 1.0, "--momentum must be at least 0 and below 1"),
         ("weight_decay", -1e-4, "--weight-decay must be"),
         ("threshold", 1.0, "--threshold must be between 0 and 1"),
         ("threshold_on", "dirty", "--threshold-on dirty"),
         ("gamma", 0, "--gamma must be above 0"),
-        ("mu", -0.2, "--mu must be above 0"),
-        ("balance", -1, "--balance must be 0 or more"),
+        ("gamma", 1e300, "--gamma must be a"),
+        ("gamma", 1e5, "--gamma must be above 0 and at most 100"),
+        ("mu", 1e-9, "--mu must be 0.001 to 1000"),
+        ("balance", 1e6, "--balance must be 0 to 1000"),
+        ("epochs", 10**400, "--epochs must be 1 to 1000000, not 1000000"),
+        ("seed", 10**400, "--seed must be 0"),
+        ("method", np.zeros(3), "--method [0. 0. 0.]: must be one of"),
+        ("mu", -0.2, "--mu must be 0.001 to 1000"),
+        ("balance", -1, "--balance must be 0 to 1000"),
         ("image_size", 4, "--image-size must be 8"),
         ("pad", -1, "--pad must be 0"),
         ("seed", -1, "--seed must be 0"),
@@ -91,12 +98,18 @@ def test_absurd_settings_are_refused_in_the_words_of_the_flag(name, value, messa
 def test_numbers_take_their_declared_type():
     settings = Settings(epochs=np.int64(5), lr=1, warmup=2.0)
     assert (settings.epochs, settings.lr, settings.warmup) == (5, 1.0, 2)
+    assert Settings(flip=np.False_).flip is False
     assert [type(v) for v in (settings.epochs, settings.lr, settings.warmup)] == [int, float, int]
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(1, 1), (2, 1), (10, 2), (40, 6), (200, 30)])
 def test_warm_up_is_a_share_of_the_epochs(epochs, warmup):
     assert Settings(epochs=epochs).warmup_epochs == warmup
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(InputError, match="--no-mixup contradicts --method mixup"):
+        Settings(method="mixup", mixup=False)
 
 
 def test_baselines_may_do_without_a_warm_up():
@@ -166,7 +179,9 @@ def test_resuming_keeps_the_settings_of_the_run():
     assert request(None, None, {}).resume(recorded) == recorded
     assert request(None, None, {"epochs": 20}).resume(recorded) == recorded
     assert request(None, None, {"device": "cpu"}).resume(recorded).device == "cpu"
-    with pytest.raises(InputError, match=r"--lr 0.1 differs from the 0.05 that the run began with"):
+    with pytest.raises(
+        InputError, match=r"--lr 0.1 differs from the --lr 0.05 that the run began with"
+    ):
         request(None, None, {"lr": 0.1}).resume(recorded)
     with pytest.raises(InputError, match="--network small-cnn differs"):
         request("digits", None, {}).resume(recorded)

@@ -40,6 +40,12 @@ def test_floats_are_scaled_and_rounded():
     assert to_pixels(images, "x")[:, 0, 0, 0].tolist() == [0, 128, 255, 1]
 
 
+def test_half_precision_tensors():
+    images = torch.full((2, 1, 8, 8), 0.5)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        assert to_pixels(images.to(dtype), "x").unique().tolist() == [128]
+
+
 def test_the_users_array_is_copied():
     images = np.zeros((2, 8, 8), dtype=np.uint8)
     pixels = to_pixels(images, "x")
@@ -118,6 +124,8 @@ def test_kinds_of_labels(labels):
         ),
         ({"labels": ["a", "b", "a", "b"], "classes": ["a", "b"]}, "must be whole numbers"),
         ({"classes": ["a", "a"]}, "two classes have the same name"),
+        ({"classes": []}, "classes must name at least two"),
+        ({"labels": [[0], [1, 2]]}, "labels must be one for each image"),
         ({"true_labels": [0, 1, 5, 1]}, "true labels: 5 in row 2 is out of range"),
         ({"true_labels": [0, 1]}, "true labels: 2 labels for 4 images"),
         ({"paths": ["a.png"]}, "1 paths for 4 images"),
@@ -170,7 +178,7 @@ def test_digits():
     assert counts.min() > 20
     both = torch.cat([data.train.images_NCHW, data.test.images_NCHW]).flatten(1)
     assert len(both.unique(dim=0)) == len(both)  # no image is in both parts
-    assert data.train.fingerprint == open_source("digits").train.fingerprint
+    assert data.fingerprint() == open_source("digits").fingerprint()
 
 
 def test_a_pair_of_arrays():
@@ -200,6 +208,8 @@ def test_npz(npz):
         ({"lables": np.zeros(3)}, "unknown array lables; did you mean labels"),
         ({"labels": np.array([object()] * 64)}, "not a NumPy archive of plain arrays"),
         ({"labels": np.arange(63)}, "set.npz: labels: 63 labels for 64 images"),
+        ({"classes": np.array("abcd")}, "classes must be a list of names"),
+        ({"classes": np.array(4)}, "classes must be a list of names"),
     ],
 )
 def test_bad_npz(npz, changes, message):
@@ -210,6 +220,10 @@ def test_bad_npz(npz, changes, message):
 def test_npz_that_is_none(tmp_path):
     path = tmp_path / "broken.npz"
     path.write_bytes(b"no archive")
+    with pytest.raises(InputError, match=r"broken.npz: not a NumPy archive"):
+        open_source(path)
+    with path.open("wb") as file:
+        np.save(file, np.zeros((4, 8, 8), np.uint8))  # one array, no archive
     with pytest.raises(InputError, match=r"broken.npz: not a NumPy archive"):
         open_source(path)
     with pytest.raises(InputError, match=r"nowhere.npz: no such file"):

@@ -1,8 +1,9 @@
 import json
+from pathlib import Path
 
 import pytest
 
-from pseudoloss.demo import free_folder, run_demo
+from pseudoloss.demo import default_folder, run_demo
 from pseudoloss.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -53,8 +54,10 @@ def test_a_finished_demo_shows_its_table_again(demo, capsys):
     assert again == summary
 
 
-def test_the_demo_finds_a_free_folder(tmp_path):
-    assert free_folder(tmp_path / "d") == tmp_path / "d"
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d-2").mkdir()
-    assert free_folder(tmp_path / "d") == tmp_path / "d-3"
+def test_the_demo_finds_a_free_folder_or_the_one_to_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert default_folder(resume=False) == default_folder(resume=True) == Path("pseudoloss-demo")
+    Path("pseudoloss-demo").mkdir()
+    Path("pseudoloss-demo-2").mkdir()
+    assert default_folder(resume=False) == Path("pseudoloss-demo-3")
+    assert default_folder(resume=True) == Path("pseudoloss-demo-2")

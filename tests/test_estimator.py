@@ -92,6 +92,8 @@ def test_bad_input():
         PLS(**TINY).fit(images, labels * 0)
     with pytest.raises(InputError, match="--batch-size 256 is larger than the set"):
         PLS().fit(images, labels)
+    with pytest.raises(InputError, match="all numbers or all text"):
+        PLS(**TINY).fit(images, np.array(["a", 1] * 32, dtype=object))
     with pytest.raises(NotFittedError):
         PLS().predict(images)
     with pytest.raises(NotFittedError):

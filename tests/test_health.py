@@ -57,6 +57,13 @@ def test_stage_1(given):
     memory = memory_of(given)
     text = health.stage1_collapsed(stages_of(memory), memory)
     assert "no two modes in the losses" in text
+    assert "takes 0% of the labels for wrong" in text
+    broken = memory_of(given)
+    broken.loss_N.fill_(torch.nan)
+    broken.noisy_N.fill_(True)
+    assert "takes 100% of the labels for wrong" in health.stage1_collapsed(
+        stages_of(broken), broken
+    )
     memory.loss_N.copy_(torch.linspace(0, 1, N))
     assert "every given label for right" in health.stage1_collapsed(stages_of(memory), memory)
     memory.noisy_N.fill_(True)

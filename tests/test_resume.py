@@ -17,6 +17,7 @@ from conftest import make_images
 from pseudoloss import checkpoint
 from pseudoloss.config import Settings
 from pseudoloss.errors import InputError
+from pseudoloss.files import from_safetensors, to_safetensors
 from pseudoloss.progress import Silent
 from pseudoloss.runs import RunFolder
 from pseudoloss.session import Session
@@ -131,7 +132,14 @@ def test_stopped_by_the_clock_and_resumed(tmp_path):
 def test_ctrl_c_tells_how_to_go_on(tmp_path):
     out = tmp_path / "my run"
     words = [word for word in command(out) if word != "--quiet"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*words, "--epochs=100"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background, Ctrl-C is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while not (out / "checkpoint" / "last.safetensors").exists():
         assert process.poll() is None
         time.sleep(0.02)
@@ -173,8 +181,53 @@ def test_other_files_are_never_overwritten(tmp_path, tiny_source, tiny_settings)
 
 def test_a_place_that_cannot_be_written(tmp_path, tiny_source, tiny_settings):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--out .*file/run: cannot be written"):
+    with pytest.raises(InputError, match=r"--out .*file/run: (cannot be written|no usable path)"):
         pl.train(tiny_source, out=tmp_path / "file" / "run", quiet=True, **tiny_settings)
+
+
+def test_a_folder_that_cannot_be_made_leaves_no_parents(tmp_path, monkeypatch):
+    whole = Path.open
+
+    def refuse(self, *arguments, **options):
+        if self.name == ".lock":
+            raise PermissionError(13, "Permission denied")
+        return whole(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with (
+        pytest.raises(InputError, match=r"cannot be written \(Permission denied\)"),
+        RunFolder(tmp_path / "a" / "b" / "run").lock(),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_a_run_killed_while_it_began_can_be_begun_again(tmp_path, tiny_source, tiny_settings):
+    """Between making the folder and the first whole config.json."""
+    out = tmp_path / "run"
+    (out / "checkpoint").mkdir(parents=True)
+    (out / ".lock").touch()
+    (out / ".config.json.draft").write_text('{"half')
+    run = pl.train(tiny_source, out=out, resume=True, quiet=True, **tiny_settings)
+    assert run.finished
+
+
+def test_two_processes_that_begin_at_once(tmp_path, tiny_source, tiny_settings, monkeypatch):
+    """The folder was free when this process looked, and taken when it was ready."""
+    out = tmp_path / "run"
+    whole = Session.__init__
+
+    def slow(self, data, settings, teller, captured=True):
+        whole(self, data, settings, teller, captured)
+        if settings.seed == 2:
+            other = tiny_settings | {"seed": 1}
+            pl.train(tiny_source, out=out, quiet=True, **other)
+
+    monkeypatch.setattr(Session, "__init__", slow)
+    with pytest.raises(InputError, match="another process has begun a run here"):
+        pl.train(tiny_source, out=out, quiet=True, **(tiny_settings | {"seed": 2}))
+    assert pl.load(out).settings.seed == 1
+    assert pl.load(out).summary["seed"] == 1
 
 
 def test_resume_begins_where_there_is_nothing(tmp_path, tiny_source, tiny_settings):
@@ -183,7 +236,7 @@ def test_resume_begins_where_there_is_nothing(tmp_path, tiny_source, tiny_settin
 
 
 def test_resume_keeps_settings_and_refuses_others(begun, tiny_source):
-    with pytest.raises(InputError, match=r"--lr 0.2 differs from the 0.05"):
+    with pytest.raises(InputError, match=r"--lr 0.2 differs from the --lr 0.05"):
         pl.train(tiny_source, out=begun, resume=True, quiet=True, lr=0.2)
     run = pl.train(tiny_source, out=begun, resume=True, quiet=True)
     assert run.settings.lr == 0.05
@@ -214,9 +267,50 @@ def test_an_unfinished_run_cannot_be_loaded(begun):
         pl.load(begun)
 
 
+def test_resume_notices_another_test_set(begun, tiny_source):
+    other = pl.arrays(*make_images(), true_labels=make_images()[1])
+    assert torch.equal(other.train.given_N, tiny_source.train.given_N)
+    with pytest.raises(InputError, match="are not those the run began with"):
+        pl.train(other, out=begun, resume=True, quiet=True)
+
+
+def test_resume_from_another_folder(npz, tmp_path, tiny_settings, monkeypatch):
+    npz("set.npz")
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    pl.train("set.npz", out=out, minutes=1e-4, quiet=True, **tiny_settings)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert pl.train(out=out, resume=True, quiet=True).finished
+
+
+def test_stopped_by_the_clock_between_checkpoints(tmp_path, tiny_source, tiny_settings):
+    """The stop writes one, or a queue that repeats the command would never end."""
+    settings = tiny_settings | {"checkpoint_every": 10, "minutes": 1e-4, "resume": True}
+    for epochs in (1, 2, 3):
+        run = pl.train(tiny_source, out=tmp_path / "run", quiet=True, **settings)
+        assert run.summary["epochs"] == epochs
+    assert run.finished
+
+
+def test_published_weights_are_not_fetched_again(begun, tiny_source, monkeypatch):
+    config = json.loads((begun / "config.json").read_text())
+    config["settings"]["pretrained"] = True  # refused for our own networks, were it asked
+    (begun / "config.json").write_text(json.dumps(config))
+    assert pl.train(tiny_source, out=begun, resume=True, quiet=True).finished
+
+
+def test_a_record_of_another_version_is_named(begun, tiny_source):
+    path = begun / "checkpoint" / "last.safetensors"
+    tensors, record = from_safetensors(path)
+    path.write_bytes(to_safetensors(tensors, record | {"new": 1}))
+    with pytest.raises(InputError, match=r"last.safetensors: of another version"):
+        pl.train(tiny_source, out=begun, resume=True, quiet=True)
+
+
 def test_a_half_written_line_of_metrics_is_forgotten(begun, tiny_source):
     with (begun / "metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 2, "los')
+        file.write('[]\n{"epoch": 2, "los')
     run = pl.train(tiny_source, out=begun, resume=True, quiet=True)
     assert run.metrics["epoch"].tolist() == [1, 2, 3]
 

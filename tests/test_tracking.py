@@ -1,8 +1,11 @@
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
 from pseudoloss import tracking
 from pseudoloss.memory import Memory
+from pseudoloss.methods.pls import high_loss, not_low_loss
 from pseudoloss.mixture import fit_two_modes
 from pseudoloss.networks import build
 from pseudoloss.tracking import images_at_once, predict, track
@@ -22,7 +25,7 @@ def setting():
     return network, views, images, given, memory
 
 
-def run(judge_guesses=True, on_clean=False, threshold=0.5):
+def run(judge_guesses=True, rule=high_loss, threshold=0.5):
     network, views, images, given, memory = setting()
     stages = track(
         network,
@@ -30,8 +33,7 @@ def run(judge_guesses=True, on_clean=False, threshold=0.5):
         images,
         given,
         memory,
-        threshold=threshold,
-        on_clean=on_clean,
+        is_noisy=partial(rule, threshold=threshold),
         judge_guesses=judge_guesses,
     )
     logits = predict(network, views, images)
@@ -69,7 +71,7 @@ def test_trust_waits_for_guesses():
 def test_the_papers_side_of_the_threshold():
     """Row 2."""
     threshold = 1 - 1e-5
-    released, paper = (run(threshold=threshold, on_clean=side)[1] for side in (False, True))
+    released, paper = (run(threshold=threshold, rule=rule)[1] for rule in (high_loss, not_low_loss))
     assert torch.equal(released.noisy_N, released.p_noisy_N > threshold)
     assert torch.equal(paper.noisy_N, ~(1 - paper.p_noisy_N > threshold))
     assert not torch.equal(paper.noisy_N, released.noisy_N)

@@ -75,12 +75,13 @@ def test_a_run_can_be_loaded_and_predicts_as_it_did(tmp_path, tiny_source, tiny_
     assert loaded.finished
     pd.testing.assert_frame_equal(loaded.labels, run.labels, check_dtype=False, rtol=1e-4)
     assert loaded.metrics["epoch"].tolist() == [1, 2, 3]
-    with pytest.raises(InputError, match="1 channels, 8×8"):
-        loaded.model.predict(np.zeros((2, 8, 8, 3), np.uint8))
+    for shape in ((2, 8, 8, 3), (2, 16, 16), (2, 8, 9)):
+        with pytest.raises(InputError, match="was trained on 1 channels, 8×8 pixels"):
+            loaded.model.predict(np.zeros(shape, np.uint8))
 
 
 def test_the_best_weights_are_those_of_the_best_epoch(tmp_path, tiny_source, tiny_settings):
-    """The best epoch is the first that reached the best accuracy; here it is not the last."""
+    """The best epoch is the first that reached the best accuracy."""
     settings = tiny_settings | {"epochs": 6}
     run = pl.train(tiny_source, out=tmp_path / "run", quiet=True, **settings)
     best_epoch = run.summary["accuracy"]["best_epoch"]
@@ -162,10 +163,19 @@ def test_every_option_trains(tiny_source, tiny_settings, switch):
     assert run.metrics["loss"].map(math.isfinite).all()
 
 
-def test_a_warm_up_only_run_ends_with_its_first_mask(tiny_source, tiny_settings):
+def test_a_warm_up_only_run_ends_with_its_first_mask_and_says_so(tiny_source, tiny_settings):
     run = pl.train(tiny_source, quiet=True, **(tiny_settings | {"epochs": 1}))
     assert run.metrics["noisy"].notna().all()
     assert run.labels["trust"].isna().all()
+    assert run.summary["notices"][0]["kind"] == "warm-up only"
+
+
+def test_a_run_stopped_in_the_warm_up_knows_its_labels(tiny_source, tiny_settings):
+    settings = tiny_settings | {"epochs": 9, "warmup": 5, "minutes": 1e-4}
+    run = pl.train(tiny_source, quiet=True, **settings)
+    assert run.summary["epochs"] == 1
+    assert run.labels["label_score"].between(0, 0.999).all()
+    assert run.labels["p_noisy"].nunique() > 10
 
 
 # ------------------------------------------------------------------------------- what is learnt
@@ -350,6 +360,21 @@ def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, tiny_source, tiny_setti
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+def test_weights_that_become_nan_in_the_last_step_are_noticed(tiny_source, tiny_settings):
+    """Its loss is that of the weights before it."""
+    session = Session(tiny_source, Settings(**tiny_settings), Silent())
+    whole, steps = session.warm_up_step, []
+
+    def step():
+        whole()
+        steps.append(1)
+        if len(steps) == session.steps:
+            next(session.network.parameters()).data[0] = math.nan
+
+    session.warm_up_step = step
+    assert math.isnan(session.train_epoch(0))
+
+
 def test_a_diverging_run_is_noticed_for_real(tiny_source, tiny_settings):
     with pytest.raises(TrainingError, match=r"the loss became (nan|inf) in epoch"):
         pl.train(tiny_source, quiet=True, **(tiny_settings | {"lr": 100.0, "epochs": 30}))
@@ -390,6 +415,11 @@ def test_a_notice_is_given_once(tiny_settings, capsys):
         ({"minutes": 0}, "--minutes must be above 0"),
         ({"pretrained": True}, "--pretrained"),
         ({"config": "nowhere.toml"}, "--config nowhere.toml"),
+        ({"config": 5}, "--config 5: no usable path"),
+        ({"preset": 5}, "--preset 5: no such preset"),
+        ({"preset": ["digits"]}, "no such preset"),
+        ({"minutes": "5"}, "--minutes must be above 0"),
+        ({"pad": 8}, r"--pad 8 must be smaller than the images \(8×8 pixels\)"),
     ],
 )
 def test_bad_input_writes_nothing(tmp_path, tiny_source, tiny_settings, changes, message):
@@ -404,7 +434,29 @@ def test_a_source_is_needed(tmp_path):
         pl.train(out=tmp_path / "run")
 
 
+def test_loading_a_damaged_run(tmp_path, tiny_source, tiny_settings):
+    out = tmp_path / "run"
+    pl.train(tiny_source, out=out, quiet=True, **tiny_settings)
+    labels = (out / "labels.csv").read_text()
+    (out / "labels.csv").write_text("\n".join(labels.splitlines()[:30]) + "\n")
+    with pytest.raises(InputError, match=r"damaged \(labels.csv has 29 rows, not 64\)"):
+        pl.load(out)
+    (out / "labels.csv").unlink()
+    with pytest.raises(InputError, match="damaged"):
+        pl.load(out)
+    (out / "labels.csv").write_text(labels)
+    assert pl.load(out).finished
+    (out / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"model.safetensors: not a model of pseudoloss"):
+        pl.load(out)
+    (out / "summary.json").write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        pl.load(out)
+
+
 def test_loading_what_is_no_run(tmp_path):
+    with pytest.raises(InputError, match="no usable path"):
+        pl.load(5)
     with pytest.raises(InputError, match="not a run folder"):
         pl.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")

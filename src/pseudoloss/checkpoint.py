@@ -6,21 +6,16 @@ And the random streams of an epoch are a function of the seed and the epoch (`se
 so an epoch that was broken off begins again with the very same numbers.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from pseudoloss.errors import InputError
-from pseudoloss.files import to_json, write_bytes
+from pseudoloss.files import from_safetensors, to_safetensors, write_bytes
 from pseudoloss.memory import Memory
 from pseudoloss.networks import Network
-
-KEY = "pseudoloss"
 
 
 def save(
@@ -36,9 +31,7 @@ def save(
         f"momentum.{name}": buffer for name, buffer in _momentum(network, optimiser).items()
     }
     tensors |= {f"memory.{name}": tensor for name, tensor in memory.tensors().items()}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {KEY: to_json(record)}
-    write_bytes(path, to_bytes(tensors, metadata))
+    write_bytes(path, to_safetensors(tensors, record))
 
 
 def restore(
@@ -46,16 +39,13 @@ def restore(
 ) -> dict[str, Any]:
     """Put a checkpoint back in place, tensor by tensor, and return its record."""
     try:
-        with safe_open(path, "pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        record: dict[str, Any] = json.loads(metadata[KEY])
+        tensors, record = from_safetensors(path)
         _fill(network.state_dict(), _part(tensors, "network."))
         _fill(_momentum(network, optimiser), _part(tensors, "momentum."))
         _fill(memory.tensors(), _part(tensors, "memory."))
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        return dict(record)
+    except (TypeError, ValueError) as error:
         raise InputError(f"{path}: not a checkpoint of this run ({error})") from None
-    return record
 
 
 def _momentum(network: Network, optimiser: torch.optim.SGD) -> dict[str, Tensor]:

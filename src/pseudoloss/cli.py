@@ -1,6 +1,7 @@
 """The commands. Words are parsed first; torch is loaded only when a command needs it."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from typing import Any, NoReturn, get_args
 from pseudoloss import __version__
 from pseudoloss.config import (
     PRESETS,
+    as_flag,
+    as_text,
     describe_settings,
     did_you_mean,
     flag,
@@ -24,6 +27,9 @@ WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code. 2 means that the input was wrong and nothing was written."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):  # a terminal without × or – still gets every line
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -127,7 +133,7 @@ def presets(words: list[str]) -> None:
     """List the presets and what each of them changes."""
     Parser("presets", presets).parse(words)
     for name, changes in PRESETS.items():
-        text = "  ".join(f"{flag(key)} {value}" for key, value in changes.items())
+        text = "  ".join(as_flag(key, value) for key, value in changes.items())
         print(f"{name:16} {text or '(all defaults: see pseudoloss train --help)'}")
 
 
@@ -195,7 +201,7 @@ def train_parser(preset: str | None) -> Parser:
     groups: dict[str, Any] = {}
     for name, (title, text) in describe_settings().items():
         group = groups.setdefault(title, parser.add_argument_group(title) if title else parser)
-        shown = "" if values[name] is None else f" (default: {_shown(values[name])})"
+        shown = "" if values[name] is None else f" (default: {as_text(values[name])})"
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
         options["help"] = (text + shown).replace("%", "%%")
         group.add_argument(flag(name), **options, **_kind(name))
@@ -240,10 +246,6 @@ def _dashed(word: str) -> str:
     """--batch_size is --batch-size."""
     name, equals, value = word.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
-
-
-def _shown(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value}"
 
 
 def _peek(words: list[str], name: str) -> str | None:

@@ -10,11 +10,10 @@ import difflib
 import inspect
 import itertools
 import json
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -115,9 +114,11 @@ class Settings:
         for name, (test, expected) in _LIMITS.items():
             value = getattr(self, name)
             if value is not None and not test(value):
-                raise InputError(f"{flag(name)} must be {expected}, not {value}")
+                raise InputError(f"{flag(name)} must be {expected}, not {shorten(value)}")
         if self.warmup is not None and self.warmup > self.epochs:
             raise InputError(f"--warmup {self.warmup} must not exceed --epochs {self.epochs}")
+        if self.method == "mixup" and not self.mixup:
+            raise InputError("--no-mixup contradicts --method mixup; --method ce does not mix")
         if self.method == "pls" and self.warmup == 0:
             raise InputError("--warmup must be at least 1 for --method pls: stage 1 needs a loss")
 
@@ -130,8 +131,6 @@ class Settings:
 
 
 # What each setting may be: a test, and how an error says it.
-_positive = (lambda v: 0 < v < math.inf, "above 0")
-_not_negative = (lambda v: 0 <= v < math.inf, "0 or more")
 _LIMITS: dict[str, tuple[Any, str]] = {
     "network": (lambda v: v.strip() != "", "the name of a network"),
     "projection": (lambda v: 1 <= v <= 65_536, "1 to 65536"),
@@ -142,9 +141,9 @@ _LIMITS: dict[str, tuple[Any, str]] = {
     "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "weight_decay": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "threshold": (lambda v: 0 < v < 1, "between 0 and 1"),
-    "gamma": _positive,
-    "mu": _positive,
-    "balance": _not_negative,
+    "gamma": (lambda v: 0 < v <= 100, "above 0 and at most 100"),
+    "mu": (lambda v: 0.001 <= v <= 1000, "0.001 to 1000"),
+    "balance": (lambda v: 0 <= v <= 1000, "0 to 1000"),
     "image_size": (lambda v: 8 <= v <= 4096, "8 to 4096"),
     "pad": (lambda v: 0 <= v <= 512, "0 to 512"),
     "seed": (lambda v: 0 <= v < 2**63, "0 to 2^63 - 1"),
@@ -192,8 +191,8 @@ class Request:
             before = getattr(recorded, name)
             if value != before and name not in MAY_CHANGE_ON_RESUME:
                 raise InputError(
-                    f"{flag(name)} {value} differs from the {before} that the run began with; "
-                    "leave it out to resume, or choose another --out"
+                    f"{as_flag(name, value)} differs from the {as_flag(name, before)} that the run "
+                    "began with; leave it out to resume, or choose another --out"
                 )
         return settings
 
@@ -203,7 +202,8 @@ MAY_CHANGE_ON_RESUME = ("device", "checkpoint_every")
 
 def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:
     """A request from the name of a preset, a file of settings, and single settings on top."""
-    if preset is not None and preset not in PRESETS:
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+        preset = str(preset)
         raise InputError(f"--preset {preset}: no such preset{did_you_mean(preset, PRESETS)}")
     from_file = {} if config is None else read_config(config)
     where = dict.fromkeys(from_file, f"--config {config}: ") | dict.fromkeys(explicit, "")
@@ -263,6 +263,26 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def as_flag(name: str, value: Any) -> str:
+    """A setting as one would type it."""
+    if isinstance(value, bool):
+        return flag(name) if value else flag(f"no_{name}")
+    return f"{flag(name)} {value}"
+
+
+def as_text(value: Any) -> str:
+    """A value as help and documentation show it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "–" if value is None else str(value)
+
+
+def shorten(value: Any) -> str:
+    """A value in an error."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: what is close to it, or all there is."""
     names = sorted(known)
@@ -277,21 +297,24 @@ def _of_declared_type(name: str, value: Any) -> Any:
     hint = _HINTS[name]
     choices = get_args(hint) or (hint,)
     if isinstance(choices[0], str):  # a Literal
-        if value not in choices:
-            raise InputError(f"{flag(name)} {value}: must be one of {', '.join(choices)}")
+        if not isinstance(value, str) or value not in choices:
+            raise InputError(f"{flag(name)} {shorten(value)}: must be one of {', '.join(choices)}")
         return value
     if value is None and type(None) in choices:
         return None
     kind = choices[0]
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
-    if kind is float and number is not None:
-        return number
-    if kind is int and number is not None and number.is_integer():
-        return int(value)
-    if kind in (bool, str) and isinstance(value, kind):
+    if kind is bool and type(value).__name__ in ("bool", "bool_"):  # NumPy's too
+        return bool(value)
+    if kind is str and isinstance(value, str):
         return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number: Any = value
+        if kind is float and abs(number) < 1e300:
+            return float(number)
+        if kind is int and (isinstance(value, Integral) or float(number).is_integer()):
+            return int(number)
     expected = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-    raise InputError(f"{flag(name)} must be {expected}, not {value!r}")
+    raise InputError(f"{flag(name)} must be {expected}, not {shorten(repr(value))}")
 
 
 _HINTS: dict[str, Any] = get_type_hints(Settings)

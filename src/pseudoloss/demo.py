@@ -1,5 +1,6 @@
 """`pseudoloss demo`: cross-entropy beside PLS on digits with 40% wrong labels."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from rich.table import Table
 from pseudoloss.config import Settings
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_json
-from pseudoloss.runs import RunFolder
 from pseudoloss.training import train
 
 METHODS = {"ce": "cross-entropy", "pls": "PLS"}
@@ -18,7 +18,7 @@ METHODS = {"ce": "cross-entropy", "pls": "PLS"}
 def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
     """Train both methods on the same noisy digits, print a table, return the summary."""
     Settings(seed=seed)  # refuses what is no seed, before anything is printed
-    folder = free_folder(Path("pseudoloss-demo")) if out is None else out
+    folder = default_folder(resume) if out is None else out
     if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"--out {folder}: exists already; choose another folder or add --resume")
     console = Console(highlight=False)
@@ -26,20 +26,24 @@ def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
         "Handwritten digits, 40% of the training labels made wrong. Both methods train on the same "
         "labels;\nthe test labels are right.\n"
     )
-    runs = {
-        method: train(
-            "digits", folder / method, preset="digits-id40", method=method, seed=seed, resume=resume
-        )
-        for method in METHODS
-    }
+    options: dict[str, Any] = {"preset": "digits-id40", "seed": seed, "resume": resume}
+    try:
+        runs = {
+            method: train("digits", folder / method, method=method, **options) for method in METHODS
+        }
+    except KeyboardInterrupt:
+        place = shlex.quote(str(folder))
+        raise KeyboardInterrupt(
+            f"interrupted; go on with: pseudoloss demo --out {place} --resume"
+        ) from None
     summary = {"methods": {method: run.summary for method, run in runs.items()}}
     write_json(folder / "summary.json", summary)
     console.print()
     console.print(comparison(summary["methods"]))
-    labels = RunFolder(folder / "pls").path / "labels.csv"
     console.print(
-        f"Look next at [bold]{labels}[/bold]: for every image, is its label wrong, and what would "
-        "be right?\nThen train on your own images:\n"
+        f"Look next at [bold]{folder / 'pls' / 'labels.csv'}[/bold]: "
+        "for every image, is its label wrong, and what would be right?\n"
+        "Then train on your own images:\n"
         "  pseudoloss train FILE.npz --out run      (images and labels; see docs/data.md)\n"
         "  pseudoloss train --help",
         soft_wrap=True,
@@ -64,12 +68,14 @@ def comparison(methods: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def free_folder(wanted: Path) -> Path:
-    """`wanted`, or the first of wanted-2, wanted-3, … that is not taken."""
-    folder, number = wanted, 2
+def default_folder(resume: bool) -> Path:
+    """The first of pseudoloss-demo, pseudoloss-demo-2, … that is not taken; to resume, the one
+    before it."""
+    taken, folder, number = None, Path("pseudoloss-demo"), 2
     while folder.exists():
-        folder, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
-    return folder
+        taken, folder = folder, Path(f"pseudoloss-demo-{number}")
+        number += 1
+    return taken if resume and taken is not None else folder
 
 
 def _percent(share: float | None) -> str:

@@ -51,8 +51,11 @@ class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y is None:
             raise InputError("PLS requires y to be passed, but the target y is None")
         y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        try:
+            check_classification_targets(y)
+            self.classes_, codes = np.unique(y, return_inverse=True)
+        except TypeError:
+            raise InputError("y: labels must be all numbers or all text") from None
         data = arrays(X, codes, classes=[str(label) for label in self.classes_.tolist()], name="X")
         chosen = {
             name: getattr(self, name) for name in _SETTINGS if getattr(self, name) is not None

@@ -8,6 +8,10 @@ from torch import Tensor
 from pseudoloss.memory import Memory
 from pseudoloss.tracking import Stages
 
+WARM_UP_ONLY = (
+    "all epochs are warm-up, so PLS itself never begins and no label is corrected. Give it more "
+    "--epochs, or a shorter --warmup."
+)
 CHANCE_SIGMAS = 4.0  # a warm-up this close to guessing has learnt nothing
 ALMOST_ALL = 0.98  # with 80% noise, stage 1 rightly flags up to 95% after the warm-up
 ALMOST_NONE = 0.01
@@ -35,8 +39,8 @@ def stage1_collapsed(stages: Stages, memory: Memory) -> str | None:
     share = int(memory.noisy_N.sum()) / len(memory.noisy_N)
     if not bool(stages.loss.fitted):
         return (
-            "stage 1 found no two modes in the losses (all are equal, or not finite), so no label "
-            "is doubted. Try a longer --warmup or a lower --lr."
+            "stage 1 found no two modes in the losses (all are equal, or not finite) and takes "
+            f"{share:.0%} of the labels for wrong. Try a longer --warmup or a lower --lr."
         )
     if share == 0:
         return (
@@ -56,12 +60,13 @@ def stage2_collapsed(stages: Stages, memory: Memory) -> str | None:
     noisy = int(memory.noisy_N.sum())
     if stages.pseudo_loss is None or noisy <= 2:
         return None
+    trust = float(memory.trust_N[memory.noisy_N].mean())
     if not bool(stages.pseudo_loss.fitted):
         return (
-            "stage 2 found no two modes in the pseudo-losses (all are equal, or not finite), so "
-            "every guess is trusted fully."
+            "stage 2 found no two modes in the pseudo-losses (all are equal, or not finite); the "
+            f"mean trust is {trust:.2f}. Try a longer --warmup or a lower --lr."
         )
-    if float(memory.trust_N[memory.noisy_N].mean()) < ALMOST_NONE:
+    if trust < ALMOST_NONE:
         return (
             "stage 2 trusts no guess: its mixture has collapsed, and the noisy images teach "
             "nothing. Try a longer --warmup or a lower --gamma."

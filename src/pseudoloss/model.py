@@ -1,24 +1,19 @@
 """A trained classifier: its file, and its predictions."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 
 from pseudoloss import networks
 from pseudoloss.data import to_pixels
 from pseudoloss.errors import InputError
-from pseudoloss.files import write_bytes
+from pseudoloss.files import from_safetensors, to_safetensors, write_bytes
 from pseudoloss.networks import Network
 from pseudoloss.tracking import predict
 from pseudoloss.views import Views
-
-KEY = "pseudoloss"  # one entry, so that the same model gives the same bytes
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,8 @@ class Description:
     network: str
     classes: tuple[str, ...]
     channels: int
-    size: tuple[int, int]
+    stored: tuple[int, int]  # pixels of an image
+    size: tuple[int, int]  # ... of which the network sees
     mean: tuple[float, ...]
     std: tuple[float, ...]
     projection: int
@@ -49,15 +45,10 @@ class Model:
     def predict_proba(self, images: Any) -> np.ndarray:
         """Probability of each class (N,C) for new images, given as they were to training."""
         pixels = to_pixels(images, "images")
-        (height, width), channels = self.views.size, self.description.channels
-        fits = (
-            pixels.shape[1] == channels and pixels.shape[2] >= height and pixels.shape[3] >= width
-        )
-        if not fits:
-            raise InputError(
-                f"images of {pixels.shape[1]} channels, {pixels.shape[2]}×{pixels.shape[3]}: "
-                f"the model was trained on {channels} channels, {height}×{width}"
-            )
+        wanted = (self.description.channels, *self.description.stored)
+        if pixels.shape[1:] != wanted:
+            shapes = [f"{c} channels, {h}×{w} pixels" for c, h, w in (pixels.shape[1:], wanted)]
+            raise InputError(f"images of {shapes[0]}: the model was trained on {shapes[1]}")
         logits_NC = predict(self.network, self.views, pixels)
         return np.asarray(logits_NC.cpu().double().softmax(1))
 
@@ -67,35 +58,29 @@ class Model:
         return np.asarray(names[self.predict_proba(images).argmax(1)])
 
     def save(self, path: Path) -> None:
-        tensors = {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in self.network.state_dict().items()
-        }
-        text = json.dumps(vars(self.description), sort_keys=True)
-        write_bytes(path, to_bytes(tensors, {KEY: text}))
+        write_bytes(path, to_safetensors(self.network.state_dict(), vars(self.description)))
 
 
-def load_model(path: Path, device: str = "cpu") -> Model:
-    """The model in a safetensors file of a run folder."""
+def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
+    """The model in a safetensors file of a run folder; it computes in float32."""
     try:
-        with safe_open(path, "pt", device="cpu") as file:
-            text = (file.metadata() or {}).get(KEY)
-            if text is None:
-                raise InputError(f"{path}: not a model of pseudoloss")
-            fields: dict[str, Any] = json.loads(text)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
-    description = Description(**fields)
-    network = networks.build(
-        description.network,
-        channels=description.channels,
-        size=description.size,
-        classes=len(description.classes),
-        projection=description.projection,
-    )
-    network.load_state_dict(tensors)
+        tensors, record = from_safetensors(path)
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in dict(record).items()
+        }
+        description = Description(**fields)
+        network = networks.build(
+            description.network,
+            channels=description.channels,
+            size=description.size,
+            classes=len(description.classes),
+            projection=description.projection,
+        )
+        network.load_state_dict(tensors)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
     network.to(device).eval()
     views = Views(
         mean_C=torch.tensor(description.mean, device=device),

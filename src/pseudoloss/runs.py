@@ -1,5 +1,6 @@
 """A run: its folder, and what it hands to the user."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -13,10 +14,15 @@ import pandas as pd
 from pseudoloss import __version__
 from pseudoloss.config import Settings, as_json
 from pseudoloss.errors import InputError
-from pseudoloss.files import to_json, write_bytes, write_json
+from pseudoloss.files import as_path, to_json, write_bytes, write_json
 from pseudoloss.labels import read_labels
 from pseudoloss.model import Model, load_model
-from pseudoloss.session import Session
+from pseudoloss.session import Session, choose_device
+
+try:
+    import fcntl
+except ImportError:  # not on this system: then nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -45,20 +51,27 @@ class Run:
         return bool(self.summary["epochs"] == self.settings.epochs)
 
 
-def load(path: str | Path) -> Run:
-    """A finished run from its folder."""
-    folder = RunFolder(Path(path))
+def load(path: str | Path, device: str = "cpu") -> Run:
+    """A finished run from its folder; its model on `device`, in float32."""
+    folder = RunFolder(as_path(path, "run"))
     recorded = folder.recorded()
     if recorded is None:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
     if not folder.finished:
         raise InputError(f"{path}: the run is not finished; go on with pseudoloss train --resume")
+    try:
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        labels = read_labels(folder.path)
+        if len(labels) != summary["images"]:
+            raise ValueError(f"labels.csv has {len(labels)} rows, not {summary['images']}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: the folder of the run is damaged ({error})") from None
     return Run(
         settings=recorded.settings,
-        labels=read_labels(folder.path),
+        labels=labels,
         metrics=pd.DataFrame(folder.metrics()),
-        summary=json.loads(folder.summary.read_text(encoding="utf-8")),
-        model=load_model(folder.path / "model.safetensors"),
+        summary=summary,
+        model=load_model(folder.path / "model.safetensors", choose_device(device)),
         path=folder.path,
     )
 
@@ -114,16 +127,47 @@ class RunFolder:
 
     def refuse_if_taken(self) -> None:
         """Nothing of the user's is overwritten: a new run wants a new or empty folder."""
-        if self.path.is_dir() and any(self.path.iterdir()):
-            kind = "holds files that are no run"
-            if self.config.exists():
-                kind = "holds a run already: add --resume to go on with it"
-            raise InputError(f"--out {self.path}: {kind}, or choose another folder")
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"--out {self.path}: is a file, not a folder")
+        if self.config.exists():
+            raise InputError(
+                f"--out {self.path}: holds a run already: add --resume to go on with it, "
+                "or choose another folder"
+            )
+        # What a run that was killed while it began can leave behind is no obstacle.
+        beginnings = {".lock", ".config.json.draft", "checkpoint"}
+        found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        if found - beginnings or any((self.path / "checkpoint").glob("*")):
+            raise InputError(
+                f"--out {self.path}: holds files that are no run; choose another folder"
+            )
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make the folder, if need be, and keep other processes out of it. The lock goes with the
+        process, however it ends."""
+        inner = self.checkpoint.parent
+        missing = [folder for folder in (inner, *inner.parents) if not folder.exists()]
+        try:
+            inner.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            for folder in missing:  # leave nothing behind
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise InputError(f"--out {self.path}: cannot be written ({error.strerror})") from None
+        with file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"--out {self.path}: another process is working on this run"
+                ) from None
+            yield
 
     def create(self, source: str, session: Session) -> None:
-        """Begin a run: make the folder and write config.json."""
+        """Begin a run: write config.json."""
         data, settings = session.data, session.settings
         height, width = data.train.size
         config = {
@@ -136,48 +180,30 @@ class RunFolder:
                 "classes": list(data.train.classes),
                 "shape": [data.train.channels, height, width],
                 "noise_rate": data.train.noise_rate,
-                "fingerprint": data.train.fingerprint,
+                "fingerprint": data.fingerprint(),
             },
         }
-        try:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.config, config)
-        except OSError as error:
-            raise InputError(f"--out {self.path}: cannot be written ({error.strerror})") from None
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep a second process out. The lock goes with the process, however it ends."""
-        try:
-            import fcntl
-        except ImportError:  # not on this system
-            yield
-            return
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(
-                    f"--out {self.path}: another process is working on this run"
-                ) from None
-            yield
+        write_json(self.config, config)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last line that a kill cut short does not count."""
+        """The lines of metrics.jsonl, up to one that a kill has cut short."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        lines = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        lines: list[dict[str, Any]] = []
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(line))
-            except ValueError:
+                line = json.loads(text)
+                if line["epoch"] != len(lines) + 1:
+                    break
+            except (ValueError, KeyError, TypeError):
                 break
+            lines.append(line)
         return lines
 
     def keep_metrics(self, epochs: int) -> None:
         """Forget lines of epochs that will be done again."""
-        lines = [to_json(line) + "\n" for line in self.metrics() if line["epoch"] <= epochs]
+        lines = [to_json(line) + "\n" for line in self.metrics()[:epochs]]
         write_bytes(self.path / "metrics.jsonl", "".join(lines).encode())
 
     def add_metrics(self, line: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Shapes: N images, B in a batch, C classes, K random numbers an image.
 
 import math
 import zlib
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from pseudoloss.config import Settings
 from pseudoloss.data import Data
 from pseudoloss.errors import InputError
 from pseudoloss.memory import Memory
-from pseudoloss.methods import Batch, Loss
+from pseudoloss.methods import Batch, Loss, pls
 from pseudoloss.model import Description, Model
 from pseudoloss.progress import Teller
 from pseudoloss.tracking import Stages, predict, track
@@ -78,7 +79,7 @@ class Session:
         return self.method.guesses and not self.in_warm_up(epoch)
 
     def train_epoch(self, epoch: int) -> float:
-        """All steps of an epoch (counted from 0); its mean loss."""
+        """All steps of an epoch (counted from 0); its mean loss, NaN where the weights are."""
         seed, B = self.settings.seed, self.settings.batch_size
         chance = torch.Generator(self.device).manual_seed(stream_seed(seed, "epoch", epoch))
         torch.manual_seed(stream_seed(seed, "layers", epoch))  # dropout and its like, in timm
@@ -91,20 +92,24 @@ class Session:
             self._draw(order_N[i * B : (i + 1) * B], chance)
             step()
             self.teller.step()
-        return self.loss_sum.item() / self.steps
+        lengths = torch._foreach_norm([p.detach() for p in self.network.parameters()])
+        sound = torch.stack(lengths).isfinite().all()  # the last step of all shows in no loss
+        return torch.where(sound, self.loss_sum / self.steps, math.nan).item()
 
-    def track(self, epoch: int) -> Stages | None:
-        """The tracking pass after an epoch; the first one is at the end of the warm-up (row 11)."""
-        if epoch < self.settings.warmup_epochs - 1:
-            return None
+    def tracks(self, epoch: int) -> bool:
+        """Whether an epoch ends with a tracking pass: from the last of the warm-up on (row 11)."""
+        return epoch >= self.settings.warmup_epochs - 1
+
+    def track(self, epoch: int) -> Stages:
+        """The tracking pass after an epoch."""
+        rule = {"noisy": pls.high_loss, "clean": pls.not_low_loss}[self.settings.threshold_on]
         return track(
             self.network,
             self.views,
             self.images_NCHW,
             self.given_N,
             self.memory,
-            threshold=self.settings.threshold,
-            on_clean=self.settings.threshold_on == "clean",
+            is_noisy=partial(rule, threshold=self.settings.threshold),
             judge_guesses=self.judges_guesses(epoch),
         )
 
@@ -170,13 +175,14 @@ def build_model(data: Data, settings: Settings, device: torch.device) -> Model:
         mean_C=torch.tensor(mean, device=device),
         std_C=torch.tensor(std, device=device),
         size=size,
-        pad=round(min(size) / 8) if settings.pad is None else settings.pad,
+        pad=choose_padding(size, settings),
         flip=settings.flip,
     )
     description = Description(
         network=settings.network,
         classes=images.classes,
         channels=images.channels,
+        stored=images.size,
         size=size,
         mean=mean,
         std=std,
@@ -209,6 +215,16 @@ def choose_size(stored: tuple[int, int], settings: Settings) -> tuple[int, int]:
             f"--image-size {asked} is larger than the images ({stored[0]}×{stored[1]} pixels)"
         )
     return asked, asked
+
+
+def choose_padding(size: tuple[int, int], settings: Settings) -> int:
+    if settings.pad is None:
+        return round(min(size) / 8)  # 4 at 32 pixels (row 21)
+    if settings.pad >= min(size):
+        raise InputError(
+            f"--pad {settings.pad} must be smaller than the images ({size[0]}×{size[1]} pixels)"
+        )
+    return settings.pad
 
 
 def choose_device(name: str) -> torch.device:

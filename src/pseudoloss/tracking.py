@@ -3,6 +3,7 @@
 Shapes: N images, B of them at a time, C classes.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.memory import Memory
-from pseudoloss.methods.pls import high_loss, not_low_loss, trust_guesses
+from pseudoloss.methods.pls import pseudo_loss, trust_guesses
 from pseudoloss.mixture import Mixture, fit_two_modes
 from pseudoloss.networks import Network
 from pseudoloss.views import Views
@@ -42,28 +43,26 @@ def track(
     given_N: Tensor,
     memory: Memory,
     *,
-    threshold: float,
-    on_clean: bool,
+    is_noisy: Callable[[Mixture], Tensor],
     judge_guesses: bool,
 ) -> Stages:
     """Fill the memory: losses and predictions of all images, then `noisy`, then `trust`.
 
-    Stage 2 waits until an epoch has left guesses (`judge_guesses`); until then trust is 1 (row 11).
+    `is_noisy` is stage 1's rule. Stage 2 waits until an epoch has left guesses (`judge_guesses`);
+    until then trust is 1 (row 11).
     """
     network.eval()
     at_once = images_at_once(views)
     for start in range(0, len(images_NCHW), at_once):
         part = slice(start, start + at_once)
         logits_BC, _ = network(views.plain(images_NCHW[part]))
-        log_BC = F.log_softmax(logits_BC, dim=1)
-        memory.loss_N[part] = F.nll_loss(log_BC, given_N[part], reduction="none")
-        memory.pseudo_loss_N[part] = -(memory.guess_NC[part] * log_BC).sum(1)
+        memory.loss_N[part] = F.cross_entropy(logits_BC, given_N[part], reduction="none")
+        memory.pseudo_loss_N[part] = pseudo_loss(memory.guess_NC[part], logits_BC)
         memory.predicted_N[part] = logits_BC.argmax(1)
 
     stage1 = fit_two_modes(memory.loss_N)
     memory.p_noisy_N.copy_(1 - stage1.low_N)
-    noisy_N = not_low_loss(stage1, threshold) if on_clean else high_loss(stage1, threshold)
-    memory.noisy_N.copy_(noisy_N)
+    memory.noisy_N.copy_(is_noisy(stage1))
     if not judge_guesses:
         return Stages(stage1, None)
     trust_N, stage2 = trust_guesses(memory.pseudo_loss_N, memory.noisy_N)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch
 
 from pseudoloss import checkpoint, evaluate, health, wording
 from pseudoloss.config import request
-from pseudoloss.data import Source, corrupt, open_source
+from pseudoloss.data import Source, absolute, corrupt, open_source
 from pseudoloss.errors import InputError, TrainingError
-from pseudoloss.files import write_json
+from pseudoloss.files import as_path, write_json
 from pseudoloss.labels import label_table, write_labels
 from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Run, RunFolder, load
@@ -56,10 +57,10 @@ def train(
         >>> run.labels[run.labels.is_label_issue]
     """
     started = time.monotonic()
-    asked = request(preset, None if config is None else Path(config), settings)
-    if minutes is not None and not minutes > 0:
+    asked = request(preset, None if config is None else as_path(config, "--config"), settings)
+    if minutes is not None and not (isinstance(minutes, Real) and minutes > 0):
         raise InputError(f"--minutes must be above 0, not {minutes}")
-    folder = None if out is None else RunFolder(Path(out))
+    folder = None if out is None else RunFolder(as_path(out, "--out"))
     recorded = folder.recorded() if folder and resume else None
     if folder and recorded is None:
         folder.refuse_if_taken()
@@ -72,22 +73,26 @@ def train(
     chosen = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
     if chosen.corrupt is not None:
         data = replace(data, train=corrupt(data.train, chosen.corrupt, chosen.seed))
-    if recorded and recorded.fingerprint != data.train.fingerprint:
+    if recorded and recorded.fingerprint != data.fingerprint():
         raise InputError(
             f"--resume: the images or labels of {data.name} are not those the run began with"
         )
     teller: Teller = Silent() if quiet else Terminal()
-    if folder and recorded and folder.finished:
-        teller.say(f"{folder.path} is finished already.")
-        return load(folder.path)
-
     with teller, private_chance():
-        session = Session(data, chosen, teller)
         if folder is None:
-            return fit(session, None, started, minutes)
-        if recorded is None:
-            folder.create(str(source) if isinstance(source, str | Path) else data.name, session)
+            return fit(Session(data, chosen, teller), None, started, minutes)
+        if folder.checkpoint.exists():  # its weights take the place of published ones
+            chosen = replace(chosen, pretrained=False)
+        session = Session(data, chosen, teller)
         with folder.lock():
+            if folder.recorded() != recorded:
+                raise InputError(f"--out {folder.path}: another process has begun a run here")
+            if recorded is None:
+                named = isinstance(source, str | Path)
+                folder.create(absolute(str(source)) if named else data.name, session)
+            if folder.finished:
+                teller.say(f"{folder.path} is finished already.")
+                return load(folder.path)
             return fit(session, folder, started, minutes)
 
 
@@ -110,16 +115,20 @@ def fit(session: Session, folder: RunFolder | None, started: float, minutes: flo
     record, lines = restore(session, folder)
     earlier, path = record.seconds, folder.path if folder else None
     teller.say(wording.introduction(session, record.epochs))
+    if settings.method == "pls" and settings.warmup_epochs == settings.epochs:
+        notice(session, record, {"warm-up only": health.WARM_UP_ONLY})
     record.startup_seconds += time.monotonic() - started
     while record.epochs < settings.epochs:
         line = run_epoch(session, record)
-        record.seconds = earlier + time.monotonic() - started
+        spent = time.monotonic() - started
+        record.seconds = earlier + spent
         lines.append(line)
+        # Stop where another epoch like this one would not fit any more.
+        time_is_up = minutes is not None and spent + sum(line["seconds"].values()) > 60 * minutes
         if folder:
-            save(session, folder, record)
+            save(session, folder, record, time_is_up)
         teller.say(wording.epoch_line(settings, line, record.best))
-        spent = time.monotonic() - started + sum(line["seconds"].values())
-        if minutes is not None and spent > 60 * minutes and record.epochs < settings.epochs:
+        if time_is_up and minutes is not None and record.epochs < settings.epochs:
             teller.say(wording.stopped_early(minutes, record.epochs, path))
             break
     return finish(session, folder, record, lines)
@@ -138,7 +147,7 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
             f"the loss became {loss} in epoch {epoch + 1}. {kept}Begin a new run with a lower --lr "
             f"(now {settings.lr:g}) or, on a GPU, with --precision float32."
         )
-    stages = session.track(epoch)
+    stages = session.track(epoch) if session.tracks(epoch) else None
     found = figures(session, epoch, stages)
     clock.append(time.perf_counter())
     accuracy = session.validate()
@@ -147,7 +156,7 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
     if accuracy is not None and (record.best is None or accuracy > record.best):
         record.best, record.best_epoch = accuracy, epoch + 1
     if stages is not None:
-        notice(session, record, stages)
+        notice(session, record, symptoms(session, epoch, stages))
     parts = ("train", "track", "validate")
     record.last = {
         "epoch": epoch + 1,
@@ -186,15 +195,19 @@ def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, An
     return found
 
 
-def notice(session: Session, record: Record, stages: Stages) -> None:
-    """Say what went wrong, each kind once a run."""
-    last_of_warm_up = record.epochs + 1 == session.settings.warmup_epochs
+def symptoms(session: Session, epoch: int, stages: Stages) -> dict[str, str | None]:
+    """What may be wrong after an epoch, by kind."""
     memory = session.memory
-    seen = {
-        "warm-up": health.warm_up_at_chance(memory, session.given_N) if last_of_warm_up else None,
+    ends_warm_up = epoch + 1 == session.settings.warmup_epochs
+    return {
+        "warm-up": health.warm_up_at_chance(memory, session.given_N) if ends_warm_up else None,
         "stage 1": health.stage1_collapsed(stages, memory),
         "stage 2": health.stage2_collapsed(stages, memory),
     }
+
+
+def notice(session: Session, record: Record, seen: dict[str, str | None]) -> None:
+    """Say what went wrong, each kind once a run."""
     said = {entry["kind"] for entry in record.notices}
     for kind, text in seen.items():
         if text is not None and kind not in said:
@@ -209,19 +222,24 @@ def restore(session: Session, folder: RunFolder | None) -> tuple[Record, list[di
     record = Record()
     if folder.checkpoint.exists():
         network, optimiser, memory = session.network, session.optimiser, session.memory
-        record = Record(**checkpoint.restore(folder.checkpoint, network, optimiser, memory))
+        saved = checkpoint.restore(folder.checkpoint, network, optimiser, memory)
+        try:
+            record = Record(**saved)
+        except TypeError as error:
+            raise InputError(f"{folder.checkpoint}: of another version ({error})") from None
     folder.keep_metrics(record.epochs)
     return record, folder.metrics()
 
 
-def save(session: Session, folder: RunFolder, record: Record) -> None:
+def save(session: Session, folder: RunFolder, record: Record, time_is_up: bool) -> None:
     """Write an epoch down. The order matters: whatever a kill leaves behind, the checkpoint finds
     all that it speaks of, and what is newer than the checkpoint is written again."""
     settings = session.settings
+    is_last = time_is_up or record.epochs == settings.epochs
     folder.add_metrics(record.last)
     if record.best_epoch == record.epochs:
         session.model.save(folder.best(record.epochs))
-    if record.epochs % settings.checkpoint_every == 0 or record.epochs == settings.epochs:
+    if is_last or record.epochs % settings.checkpoint_every == 0:
         network, optimiser, memory = session.network, session.optimiser, session.memory
         checkpoint.save(folder.checkpoint, network, optimiser, memory, asdict(record))
         folder.forget_other_bests(record.best_epoch)
@@ -231,10 +249,10 @@ def finish(
     session: Session, folder: RunFolder | None, record: Record, lines: list[dict[str, Any]]
 ) -> Run:
     """The run as the user gets it; in the folder too, once all epochs are done."""
-    settings = session.settings
-    labels = label_table(
-        session.data.train, session.memory, judged=session.judges_guesses(record.epochs - 1)
-    )
+    settings, epoch = session.settings, record.epochs - 1
+    if not session.tracks(epoch):  # stopped in the warm-up: there is something to say all the same
+        session.track(epoch)
+    labels = label_table(session.data.train, session.memory, judged=session.judges_guesses(epoch))
     run = Run(
         settings=settings,
         labels=labels,

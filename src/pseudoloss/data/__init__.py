@@ -2,6 +2,15 @@
 
 from pseudoloss.data.corruption import corrupt
 from pseudoloss.data.images import Data, ImageSet, arrays, to_pixels
-from pseudoloss.data.sources import Source, open_source
+from pseudoloss.data.sources import Source, absolute, open_source
 
-__all__ = ["Data", "ImageSet", "Source", "arrays", "corrupt", "open_source", "to_pixels"]
+__all__ = [
+    "Data",
+    "ImageSet",
+    "Source",
+    "absolute",
+    "arrays",
+    "corrupt",
+    "open_source",
+    "to_pixels",
+]

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,14 +47,6 @@ class ImageSet:
             return None
         return int((self.given_N != self.true_N).sum()) / len(self)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes when a pixel, a given label or a class name does."""
-        digest = hashlib.sha256(repr((self.images_NCHW.shape, self.classes)).encode())
-        digest.update(self.images_NCHW.contiguous().numpy().data)
-        digest.update(self.given_N.contiguous().numpy().data)
-        return digest.hexdigest()
-
     def with_labels(self, given_N: Tensor, true_N: Tensor) -> "ImageSet":
         """The same images with other given labels, and the truth kept beside them."""
         return replace(self, given_N=given_N, true_N=true_N)
@@ -71,6 +62,16 @@ class Data:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     preset: str = "default"  # used when the user names none
+
+    def fingerprint(self) -> str:
+        """Changes when a pixel, a label or a class name does."""
+        digest = hashlib.sha256(repr(self.train.classes).encode())
+        for part in (self.train, self.test):
+            for tensor in (part.images_NCHW, part.given_N, part.true_N) if part else ():
+                if tensor is not None:
+                    digest.update(repr(tensor.shape).encode())
+                    digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel: published, or measured on the images."""
@@ -121,6 +122,8 @@ def arrays(
     if len(pixels) == 0:
         raise InputError(f"{name}: no images (the set is empty)")
     given = _label_array(labels, len(pixels), f"{name}: labels")
+    if classes is not None and len(classes) == 0:
+        raise InputError(f"{name}: classes must name at least two")
     values = np.unique(given) if classes is None else np.arange(len(classes))
     names = tuple(str(value) for value in (values.tolist() if classes is None else classes))
     if len(set(names)) < len(names):
@@ -174,9 +177,10 @@ def to_pixels(images: Any, where: str) -> Tensor:
     fit, NumPy's channels come last and torch's first.
     """
     channels_first = isinstance(images, Tensor)
-    array = (
-        images.detach().cpu().numpy() if isinstance(images, Tensor) else _as_array(images, where)
-    )
+    if isinstance(images, Tensor):
+        images = images.detach().cpu()
+        images = images.float() if images.is_floating_point() else images  # NumPy has no bfloat16
+    array = _as_array(images, where)
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4:
@@ -231,7 +235,10 @@ def _as_array(images: Any, where: str) -> np.ndarray:
 
 
 def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    try:
+        array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    except (TypeError, ValueError):  # lists of different lengths, say
+        raise InputError(f"{where} must be one for each image, in one array") from None
     if array.ndim != 1:
         raise InputError(
             f"{where} must be one for each image, not an array of shape {_shape(array)}"
