@@ -18,7 +18,7 @@ from pseudoloss import PLS, InputError
 def fitted():
     images, labels = make_images(200)
     names = np.array(["ant", "bee", "cat", "dog"])[labels]
-    settings = TINY | {"epochs": 8, "flip": False}
+    settings = TINY | {"epochs": 8, "flip": False, "device": "cpu"}
     return PLS(**settings).fit(images, names), images, names
 
 
