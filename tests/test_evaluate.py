@@ -9,11 +9,6 @@ from pseudoloss import evaluate
 from pseudoloss.memory import Memory
 
 
-def test_accuracy_is_a_percentage():
-    logits = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 1]])
-    assert evaluate.accuracy(logits, torch.tensor([0, 1, 1, 1])) == 75
-
-
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), n=st.integers(2, 80), levels=st.integers(1, 50))
 def test_auc_equals_scikit_learns_ties_included(seed, n, levels):

@@ -27,11 +27,6 @@ class Guesses(TypedDict):
     auc: float | None  # of trust
 
 
-def accuracy(logits_NC: Tensor, true_N: Tensor) -> float:
-    """Percentage of images whose largest logit is at the true class."""
-    return 100 * int((logits_NC.argmax(1) == true_N).sum()) / len(true_N)
-
-
 def detection(memory: Memory, given_N: Tensor, true_N: Tensor) -> Detection:
     wrong_N = given_N != true_N
     hits = int((memory.noisy_N & wrong_N).sum())
