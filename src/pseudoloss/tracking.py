@@ -57,7 +57,7 @@ def track(
         part = slice(start, start + at_once)
         logits_BC, _ = network(views.plain(images_NCHW[part]))
         memory.loss_N[part] = F.cross_entropy(logits_BC, given_N[part], reduction="none")
-        memory.pseudo_loss_N[part] = pseudo_loss(memory.guess_NC[part], logits_BC)
+        memory.pseudo_loss_N[part] = pseudo_loss(memory.guesses(part), logits_BC)
         memory.predicted_N[part] = logits_BC.argmax(1)
 
     stage1 = fit_two_modes(memory.loss_N)

@@ -197,7 +197,7 @@ class PLS:
         target_BC = F.one_hot(given_B, len(self.prior_C)).float()
         if self.correct:
             guess_BC = self.guess(network, weak_view, views.weak(images_BCHW, second_draws))
-            memory.guess_NC[index_B] = guess_BC
+            memory.remember_guesses(index_B, guess_BC)
             target_BC = torch.where(memory.noisy_N[index_B, None], guess_BC, target_BC)
         w_B = memory.trust_N[index_B]
         full_B = torch.ones_like(w_B)
