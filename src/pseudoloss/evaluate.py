@@ -42,7 +42,7 @@ def guesses(memory: Memory, true_N: Tensor) -> Guesses:
     noisy_N = memory.noisy_N
     if not bool(noisy_N.any()):
         return Guesses(accuracy=None, auc=None)
-    right_N = memory.guess_NC.argmax(1)[noisy_N] == true_N[noisy_N]
+    right_N = memory.guess_N[noisy_N] == true_N[noisy_N]
     return Guesses(
         accuracy=100 * int(right_N.sum()) / len(right_N),
         auc=auc(memory.trust_N[noisy_N], right_N),

@@ -379,11 +379,12 @@ def _table(x: Tensor, groups: int) -> tuple[int, int, int]:
 
 
 def _tile(C: int) -> tuple[int, int]:
-    channels = min(CHANNELS, triton.next_power_of_2(C))
+    channels: int = min(CHANNELS, triton.next_power_of_2(C))
     return TILE // channels, channels
 
 
 def _parts(G: int, M: int, C: int) -> int:
     """In how many parts a group is summed."""
     R, BC = _tile(C)
-    return max(1, min(triton.cdiv(M, R), PROGRAMS // (G * triton.cdiv(C, BC))))
+    most: int = PROGRAMS // (G * triton.cdiv(C, BC))
+    return max(1, min(triton.cdiv(M, R), most))

@@ -56,7 +56,7 @@ def track(
         part = slice(start, start + len(logits_BC))
         start = part.stop
         memory.loss_N[part] = F.cross_entropy(logits_BC, given_N[part], reduction="none")
-        memory.pseudo_loss_N[part] = pseudo_loss(memory.guess_NC[part], logits_BC)
+        memory.pseudo_loss_N[part] = pseudo_loss(memory.guesses(part), logits_BC)
         memory.predicted_N[part] = logits_BC.argmax(1)
 
     stage1 = fit_two_modes(memory.loss_N)

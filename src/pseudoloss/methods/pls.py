@@ -205,7 +205,7 @@ class PLS:
         if self.correct:
             (first_BC, _), (second_BC, _) = guessed
             guess_BC = guess_labels(first_BC, second_BC, self.gamma, self.normalise)
-            memory.guess_NC[index_B] = guess_BC
+            memory.remember_guesses(index_B, guess_BC)
             target_BC = torch.where(memory.noisy_N[index_B, None], guess_BC, target_BC)
         w_B = memory.trust_N[index_B]
         full_B = torch.ones_like(w_B)
