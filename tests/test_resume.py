@@ -17,7 +17,7 @@ from conftest import make_images
 from pseudoloss import checkpoint
 from pseudoloss.config import Settings
 from pseudoloss.errors import InputError
-from pseudoloss.files import from_safetensors, to_safetensors
+from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.progress import Silent
 from pseudoloss.runs import RunFolder
 from pseudoloss.session import Session
@@ -303,7 +303,7 @@ def test_published_weights_are_not_fetched_again(begun, tiny_source, monkeypatch
 def test_a_record_of_another_version_is_named(begun, tiny_source):
     path = begun / "checkpoint" / "last.safetensors"
     tensors, record = from_safetensors(path)
-    path.write_bytes(to_safetensors(tensors, record | {"new": 1}))
+    write_safetensors(path, tensors, record | {"new": 1})
     with pytest.raises(InputError, match=r"last.safetensors: of another version"):
         pl.train(tiny_source, out=begun, resume=True, quiet=True)
 
@@ -324,7 +324,8 @@ def test_a_broken_checkpoint_is_named(begun, tiny_source):
 def test_a_checkpoint_of_another_network_is_refused(tmp_path, tiny_source, tiny_settings):
     small = Session(tiny_source, Settings(**tiny_settings), Silent())
     path = tmp_path / "last.safetensors"
-    checkpoint.save(path, small.network, small.optimiser, small.memory, {})
+    tensors = checkpoint.tensors_of(small.network, small.optimiser, small.memory)
+    checkpoint.save(path, tensors, {})
     for change in ({"projection": 64}, {"network": "preactresnet18"}):
         other = Session(tiny_source, Settings(**(tiny_settings | change)), Silent())
         with pytest.raises(InputError, match="not a checkpoint of this run"):
@@ -335,9 +336,9 @@ def test_checkpoints_may_be_rarer(tmp_path, tiny_source, tiny_settings, monkeypa
     saved = []
     whole = checkpoint.save
 
-    def spy(path, network, optimiser, memory, record):
+    def spy(path, tensors, record):
         saved.append(record["epochs"])
-        whole(path, network, optimiser, memory, record)
+        whole(path, tensors, record)
 
     monkeypatch.setattr(checkpoint, "save", spy)
     settings = tiny_settings | {"epochs": 5, "checkpoint_every": 2}

@@ -6,6 +6,7 @@ And the random streams of an epoch are a function of the seed and the epoch (`se
 so an epoch that was broken off begins again with the very same numbers.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,29 @@ import torch
 from torch import Tensor
 
 from pseudoloss.errors import InputError
-from pseudoloss.files import from_safetensors, to_safetensors, write_bytes
+from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.memory import Memory
 from pseudoloss.networks import Network
 
 
-def save(
-    path: Path,
-    network: Network,
-    optimiser: torch.optim.SGD,
-    memory: Memory,
-    record: dict[str, Any],
-) -> None:
-    """Write a checkpoint in the place of the one before."""
+def tensors_of(network: Network, optimiser: torch.optim.SGD, memory: Memory) -> dict[str, Tensor]:
+    """All that goes into a checkpoint, by name: the tensors themselves, which training changes."""
     tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
     tensors |= {
         f"momentum.{name}": buffer for name, buffer in _momentum(network, optimiser).items()
     }
     tensors |= {f"memory.{name}": tensor for name, tensor in memory.tensors().items()}
-    write_bytes(path, to_safetensors(tensors, record))
+    return tensors
+
+
+def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the network among them, under its own names."""
+    return _part(tensors, "network.")
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
+    """Write a checkpoint in the place of the one before."""
+    write_safetensors(path, tensors, record)
 
 
 def restore(
@@ -40,7 +45,7 @@ def restore(
     """Put a checkpoint back in place, tensor by tensor, and return its record."""
     try:
         tensors, record = from_safetensors(path)
-        _fill(network.state_dict(), _part(tensors, "network."))
+        _fill(network.state_dict(), weights(tensors))
         _fill(_momentum(network, optimiser), _part(tensors, "momentum."))
         _fill(memory.tensors(), _part(tensors, "memory."))
         return dict(record)
@@ -55,7 +60,7 @@ def _momentum(network: Network, optimiser: torch.optim.SGD) -> dict[str, Tensor]
     }
 
 
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()

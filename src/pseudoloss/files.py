@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from pseudoloss.errors import InputError
@@ -37,18 +36,42 @@ def as_path(value: Any, flag: str) -> Path:
     return path
 
 
-def to_safetensors(tensors: Mapping[str, Tensor], record: Any) -> bytes:
-    """Tensors of any layout and device, and a record beside them. One entry of metadata, with
-    sorted keys: equal content gives equal bytes. Copies: layers may share a tensor."""
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], record: Any) -> None:
+    """Tensors of any layout and device, and a record beside them: a header of JSON, then the bytes
+    of the tensors. Equal content gives equal bytes.
+
+    The library's own writers either build the whole file in memory and hold Python up meanwhile,
+    or choose the draft, its permissions and its errors themselves.
+    """
     plain = {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
+        name: tensor.detach().to("cpu").contiguous().flatten()
+        for name, tensor in sorted(tensors.items(), key=_wide_first)
     }
-    return save(plain, {RECORD: to_json(record)})
+    header: dict[str, Any] = {"__metadata__": {RECORD: to_json(record)}}
+    end = 0
+    for name, flat in plain.items():
+        start, end = end, end + flat.nbytes
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": DTYPES[flat.dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(draft: Path) -> None:
+        with draft.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for flat in plain.values():
+                file.write(flat.view(torch.uint8).numpy().data)
+
+    write_atomically(path, write)
+
+
+def _wide_first(item: tuple[str, Tensor]) -> tuple[int, str]:
+    """So every tensor begins at a multiple of its width."""
+    return -item[1].element_size(), item[0]
 
 
 def from_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """What `to_safetensors` wrote. ValueError where the file is another's."""
+    """What `write_safetensors` wrote. ValueError where the file is another's."""
     try:
         with safe_open(path, "pt", device="cpu") as file:
             record = (file.metadata() or {}).get(RECORD)
@@ -61,6 +84,19 @@ def from_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 RECORD = "pseudoloss"
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -1,16 +1,18 @@
 """A trained classifier: its file, and its predictions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pseudoloss import networks
 from pseudoloss.data import to_pixels
 from pseudoloss.errors import InputError
-from pseudoloss.files import from_safetensors, to_safetensors, write_bytes
+from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.networks import Network
 from pseudoloss.pixels import place
 from pseudoloss.tracking import predict
@@ -59,8 +61,10 @@ class Model:
         names = np.array(self.classes, dtype=object)
         return np.asarray(names[self.predict_proba(images).argmax(1)])
 
-    def save(self, path: Path) -> None:
-        write_bytes(path, to_safetensors(self.network.state_dict(), vars(self.description)))
+    def save(self, path: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write the model; with `weights`, as it was when they were copied."""
+        current = self.network.state_dict() if weights is None else weights
+        write_safetensors(path, current, vars(self.description))
 
 
 def load_model(path: Path, device: str | torch.device = "cpu") -> Model:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from pseudoloss import __version__
 from pseudoloss.config import Settings, as_json
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.files import as_path, to_json, write_bytes, write_json
 from pseudoloss.labels import read_labels
 from pseudoloss.model import Model, load_model
@@ -165,6 +165,17 @@ class RunFolder:
                     f"--out {self.path}: another process is working on this run"
                 ) from None
             yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around writes: a disk that is full or gone ends the run with one line."""
+        try:
+            yield
+        except OSError as error:
+            raise TrainingError(
+                f"--out {self.path}: cannot be written ({error.strerror or error}); "
+                "when it can, --resume goes on from the last checkpoint"
+            ) from error
 
     def create(self, source: str, session: Session) -> None:
         """Begin a run: write config.json."""

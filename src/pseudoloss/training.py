@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from pseudoloss import checkpoint, evaluate, health, wording
 from pseudoloss.config import request
@@ -23,6 +24,7 @@ from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Run, RunFolder, load
 from pseudoloss.session import Session, learning_rate
 from pseudoloss.tracking import Stages
+from pseudoloss.writer import Writer
 
 
 def train(
@@ -89,7 +91,8 @@ def train(
                 raise InputError(f"--out {folder.path}: another process has begun a run here")
             if recorded is None:
                 named = isinstance(source, str | Path)
-                folder.create(absolute(str(source)) if named else data.name, session)
+                with folder.writing():
+                    folder.create(absolute(str(source)) if named else data.name, session)
             if folder.finished:
                 teller.say(f"{folder.path} is finished already.")
                 return load(folder.path)
@@ -118,19 +121,21 @@ def fit(session: Session, folder: RunFolder | None, started: float, minutes: flo
     if settings.method == "pls" and settings.warmup_epochs == settings.epochs:
         notice(session, record, {"warm-up only": health.WARM_UP_ONLY})
     record.startup_seconds += time.monotonic() - started
-    while record.epochs < settings.epochs:
-        line = run_epoch(session, record)
-        spent = time.monotonic() - started
-        record.seconds = earlier + spent
-        lines.append(line)
-        # Stop where another epoch like this one would not fit any more.
-        time_is_up = minutes is not None and spent + sum(line["seconds"].values()) > 60 * minutes
-        if folder:
-            save(session, folder, record, time_is_up)
-        teller.say(wording.epoch_line(settings, line, record.best))
-        if time_is_up and minutes is not None and record.epochs < settings.epochs:
-            teller.say(wording.stopped_early(minutes, record.epochs, path))
-            break
+    time_is_up = False
+    with Writer() as writer:
+        while record.epochs < settings.epochs and not time_is_up:
+            line = run_epoch(session, record)
+            spent = time.monotonic() - started
+            record.seconds = earlier + spent
+            lines.append(line)
+            # Stop where another epoch like this one would not fit any more.
+            next_end = spent + sum(line["seconds"].values())
+            time_is_up = minutes is not None and next_end > 60 * minutes
+            if folder:
+                save(session, folder, record, time_is_up, writer)
+            teller.say(wording.epoch_line(settings, line, record.best))
+    if minutes is not None and record.epochs < settings.epochs:
+        teller.say(wording.stopped_early(minutes, record.epochs, path))
     return finish(session, folder, record, lines)
 
 
@@ -227,22 +232,37 @@ def restore(session: Session, folder: RunFolder | None) -> tuple[Record, list[di
             record = Record(**saved)
         except TypeError as error:
             raise InputError(f"{folder.checkpoint}: of another version ({error})") from None
-    folder.keep_metrics(record.epochs)
+    with folder.writing():
+        folder.keep_metrics(record.epochs)
     return record, folder.metrics()
 
 
-def save(session: Session, folder: RunFolder, record: Record, time_is_up: bool) -> None:
-    """Write an epoch down. The order matters: whatever a kill leaves behind, the checkpoint finds
-    all that it speaks of, and what is newer than the checkpoint is written again."""
-    settings = session.settings
-    is_last = time_is_up or record.epochs == settings.epochs
-    folder.add_metrics(record.last)
-    if record.best_epoch == record.epochs:
-        session.model.save(folder.best(record.epochs))
-    if is_last or record.epochs % settings.checkpoint_every == 0:
-        network, optimiser, memory = session.network, session.optimiser, session.memory
-        checkpoint.save(folder.checkpoint, network, optimiser, memory, asdict(record))
-        folder.forget_other_bests(record.best_epoch)
+def save(
+    session: Session, folder: RunFolder, record: Record, time_is_up: bool, writer: Writer
+) -> None:
+    """Take a snapshot of an epoch, and have it written while the next one trains."""
+    settings, model, epochs = session.settings, session.model, record.epochs
+    is_best = record.best_epoch == epochs
+    is_last = time_is_up or epochs == settings.epochs
+    is_due = is_last or epochs % settings.checkpoint_every == 0
+    tensors: dict[str, Tensor] = {}
+    if is_best or is_due:
+        tensors = checkpoint.tensors_of(session.network, session.optimiser, session.memory)
+        tensors = writer.snapshot(tensors)
+    recorded = asdict(record)
+
+    def write() -> None:
+        """The order matters: whatever a kill leaves behind, the checkpoint finds all that it
+        speaks of, and what is newer than the checkpoint is written again."""
+        with folder.writing():
+            folder.add_metrics(recorded["last"])
+            if is_best:
+                model.save(folder.best(epochs), checkpoint.weights(tensors))
+            if is_due:
+                checkpoint.save(folder.checkpoint, tensors, recorded)
+                folder.forget_other_bests(recorded["best_epoch"])
+
+    writer.start(write)
 
 
 def finish(
@@ -262,11 +282,12 @@ def finish(
         path=folder.path if folder else None,
     )
     if run.finished and folder:
-        session.model.save(folder.path / "model.safetensors")
-        if record.best_epoch is not None:
-            folder.publish_best(record.best_epoch)
-        write_labels(labels, folder.path)
-        write_json(folder.summary, run.summary)
+        with folder.writing():
+            session.model.save(folder.path / "model.safetensors")
+            if record.best_epoch is not None:
+                folder.publish_best(record.best_epoch)
+            write_labels(labels, folder.path)
+            write_json(folder.summary, run.summary)
     if run.finished:
         session.teller.say(wording.conclusion(run.summary, run.path))
     return run
