@@ -380,7 +380,8 @@ def _table(x: Tensor, groups: int) -> tuple[int, int, int]:
 
 def _tile(C: int) -> tuple[int, int]:
     channels: int = min(CHANNELS, triton.next_power_of_2(C))
-    return TILE // channels, channels
+    rows: int = TILE // channels
+    return rows, channels
 
 
 def _parts(G: int, M: int, C: int) -> int:
