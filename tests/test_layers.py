@@ -12,7 +12,7 @@ from pseudoloss.networks import build
 pytest.importorskip("triton")
 
 C, SIZE = 8, 6
-BESIDE = Beside(torch.device("cpu"))
+BESIDE = Beside(torch.device("cpu"), 1)
 
 
 def image(*shape, scale=1.0, shift=0.0):

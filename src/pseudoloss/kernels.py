@@ -2,7 +2,7 @@
 
 Batch normalisation in training reads its input twice and writes it once; with the residual sum
 before it, the ReLU behind it and their gradients, plain calls pass over the same memory many times
-more. Here every pass does all it can: two kernels forward, two backward.
+more. Here every pass does all it can, and there are two forward and two backward.
 
 Tensors are channels-last, so they are read as tables of M rows (image, row, column) by C channels.
 Images can come as G groups of one size, each normalised by its own statistics, as if it had passed
@@ -21,52 +21,40 @@ CHANNELS = 64  # ... of so many channels
 PROGRAMS = 132 * 2  # enough to keep a large GPU busy, for sums
 WARPS = 8
 STAGES = 4
-PARTS = 32  # partial sums that are added up at a time
+FEW = 8  # channels whose parts a program adds up
 
 
 # ------------------------------------------------------------------------------------ kernels
 
 
 @triton.jit
-def _is_last(counter):
-    """Whether all other programs of these channels have written their sums; one is told so."""
-    tl.debug_barrier()
-    programs = tl.num_programs(0) * tl.num_programs(2)
-    last = tl.atomic_add(counter + tl.program_id(1), 1) == programs - 1
-    if last:
-        tl.store(counter + tl.program_id(1), 0)
-    return last
-
-
-@triton.jit
-def _total(sum_GPC, g, c, C, parts, BP: tl.constexpr, BC: tl.constexpr):
-    """The sum of a group's parts."""
-    total = tl.zeros([BP, BC], tl.float32)
+def _means(sum_GPC, g, c, G, C, parts, rows, BP: tl.constexpr):
+    """(G, C): the parts of each group added up, as means over its rows."""
+    p = tl.arange(0, BP)
+    total = tl.zeros([g.shape[0], BP, c.shape[0]], tl.float32)
     for start in range(0, parts, BP):
-        p = start + tl.arange(0, BP)
-        at = (g * parts + p)[:, None] * C + c[None, :]
-        inside = (p < parts)[:, None] & (c < C)[None, :]
-        total += tl.load(sum_GPC + at, inside, 0.0, cache_modifier=".cg")
-    return tl.sum(total, 0)
+        row = (g * parts)[:, None] + (start + p)[None, :]
+        inside = (g < G)[:, None] & (start + p < parts)[None, :]
+        at = row[:, :, None] * C + c[None, None, :]
+        total += tl.load(sum_GPC + at, inside[:, :, None] & (c < C)[None, None, :], 0.0)
+    return tl.sum(total, 1) / rows
 
 
 @triton.jit
 def _sums(
-    x, skip, total, sum_GPC, square_GPC, counter,
-    mean_GC, rstd_GC, running_mean, running_var, batches, rows, C, parts, momentum, eps,
-    HAS_SKIP: tl.constexpr, G: tl.constexpr, R: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-    STAGES: tl.constexpr,
+    x, skip, total, sum_GPC, square_GPC, rows, C, parts,
+    HAS_SKIP: tl.constexpr, R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Mean and 1/σ of each group, and the running statistics moved by one group after another.
-    With a skip: of x + skip, which is kept.
-
-    First partial sums of x and x², each less the first row of the group, so that no mean is so
-    large that its square swallows the variance; the program that is last adds them up.
-    """
+    """Partial sums of x and x², each less the first row of the group, so that no mean is so large
+    that its square swallows the variance. With a skip: of x + skip, which is kept."""
     part, g = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     first = g.to(tl.int64) * rows
-    origin = _origin(x, skip, first * C + c, c < C, HAS_SKIP)
+    origin = tl.load(x + first * C + c, c < C, 0.0)
+    if HAS_SKIP:
+        origin_skip = tl.load(skip + first * C + c, c < C, 0.0)
+        origin = (origin.to(tl.float32) + origin_skip.to(tl.float32)).to(x.dtype.element_ty)
+    origin = origin.to(tl.float32)
     sums = tl.zeros([R, BC], tl.float32)
     squares = tl.zeros([R, BC], tl.float32)
     for start in tl.range(part * R, rows, parts * R, num_stages=STAGES):
@@ -85,32 +73,38 @@ def _sums(
     tl.store(sum_GPC + mine, tl.sum(sums, 0), c < C)
     tl.store(square_GPC + mine, tl.sum(squares, 0), c < C)
 
-    if _is_last(counter):
-        average = tl.load(running_mean + c, c < C, 0.0)
-        spread = tl.load(running_var + c, c < C, 0.0)
-        for k in tl.static_range(G):
-            offset = _total(sum_GPC, k, c, C, parts, BP, BC) / rows
-            square = _total(square_GPC, k, c, C, parts, BP, BC) / rows
-            variance = tl.maximum(square - offset * offset, 0.0)
-            start_of_k = tl.full([], k, tl.int64) * rows
-            mean = _origin(x, skip, start_of_k * C + c, c < C, HAS_SKIP) + offset
-            tl.store(mean_GC + k * C + c, mean, c < C)
-            tl.store(rstd_GC + k * C + c, 1 / tl.sqrt(variance + eps), c < C)
-            average += momentum * (mean - average)
-            spread += momentum * (variance * (rows / (rows - 1.0)) - spread)
-        tl.store(running_mean + c, average, c < C)
-        tl.store(running_var + c, spread, c < C)
-        if tl.program_id(1) == 0:
-            tl.store(batches, tl.load(batches) + G)
-
 
 @triton.jit
-def _origin(x, skip, at, inside, HAS_SKIP: tl.constexpr):
-    value = tl.load(x + at, inside, 0.0)
-    if HAS_SKIP:
-        there = tl.load(skip + at, inside, 0.0)
-        value = (value.to(tl.float32) + there.to(tl.float32)).to(x.dtype.element_ty)
-    return value.to(tl.float32)
+def _moments(
+    total, sum_GPC, square_GPC, mean_GC, rstd_GC, running_mean, running_var, batches,
+    rows, C, parts, momentum, eps,
+    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Mean and 1/σ of each group, and the running statistics as if they had been moved by one
+    group after another."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    g = tl.arange(0, BG)
+    inside = (g < G)[:, None] & (c < C)[None, :]
+    at = g[:, None] * C + c[None, :]
+    offset = _means(sum_GPC, g, c, G, C, parts, rows, BP)
+    variance = _means(square_GPC, g, c, G, C, parts, rows, BP) - offset * offset
+    variance = tl.where(variance < 0, 0.0, variance)  # keeps NaN
+    first = (g.to(tl.int64) * rows)[:, None] * C + c[None, :]
+    mean = tl.load(total + first, inside, 0.0).to(tl.float32) + offset
+    tl.store(mean_GC + at, mean, inside)
+    tl.store(rstd_GC + at, 1 / tl.sqrt(variance + eps), inside)
+
+    # The last group weighs `momentum`, the one before 1 - momentum times that, and so on.
+    kept = tl.exp2((G - g) * tl.log2(1 - momentum))
+    weight = tl.where(g < G, momentum * tl.exp2((G - 1 - g) * tl.log2(1 - momentum)), 0.0)[:, None]
+    before = tl.sum(tl.where(g == 0, kept, 0.0), 0)
+    average = before * tl.load(running_mean + c, c < C, 0.0) + tl.sum(weight * mean, 0)
+    spread = tl.sum(weight * variance, 0) * (rows / (rows - 1.0))
+    spread += before * tl.load(running_var + c, c < C, 0.0)
+    tl.store(running_mean + c, average, c < C)
+    tl.store(running_var + c, spread, c < C)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + G)
 
 
 @triton.jit
@@ -144,12 +138,10 @@ def _apply(
 
 @triton.jit
 def _gradient_sums(
-    d_out, total, mean_GC, rstd_GC, weight, bias, sum_GPC, product_GPC, counter,
-    sum_GC, product_GC, d_weight, d_bias, rows, C, parts,
-    G: tl.constexpr, R: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+    d_out, total, mean_GC, rstd_GC, weight, bias, sum_GPC, product_GPC, rows, C, parts,
+    R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Means over each group of the gradient behind the ReLU and of its product with the normalised
-    x, and the gradients of weight and bias."""
+    """Partial sums of the gradient behind the ReLU, and of its product with the normalised x."""
     part, g = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     first = g.to(tl.int64) * rows
@@ -172,18 +164,23 @@ def _gradient_sums(
     tl.store(sum_GPC + mine, tl.sum(sums, 0), c < C)
     tl.store(product_GPC + mine, tl.sum(products, 0), c < C)
 
-    if _is_last(counter):
-        weights = tl.zeros([BC], tl.float32)
-        biases = tl.zeros([BC], tl.float32)
-        for k in tl.static_range(G):
-            summed = _total(sum_GPC, k, c, C, parts, BP, BC)
-            multiplied = _total(product_GPC, k, c, C, parts, BP, BC)
-            tl.store(sum_GC + k * C + c, summed / rows, c < C)
-            tl.store(product_GC + k * C + c, multiplied / rows, c < C)
-            biases += summed
-            weights += multiplied
-        tl.store(d_weight + c, weights, c < C)
-        tl.store(d_bias + c, biases, c < C)
+
+@triton.jit
+def _gradient_moments(
+    sum_GPC, product_GPC, sum_GC, product_GC, d_weight, d_bias, rows, C, parts,
+    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Means of both for each group, and the gradients of weight and bias."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    g = tl.arange(0, BG)
+    inside = (g < G)[:, None] & (c < C)[None, :]
+    at = g[:, None] * C + c[None, :]
+    summed = _means(sum_GPC, g, c, G, C, parts, rows, BP)
+    multiplied = _means(product_GPC, g, c, G, C, parts, rows, BP)
+    tl.store(sum_GC + at, summed, inside)
+    tl.store(product_GC + at, multiplied, inside)
+    tl.store(d_weight + c, tl.sum(multiplied, 0) * rows, c < C)
+    tl.store(d_bias + c, tl.sum(summed, 0) * rows, c < C)
 
 
 @triton.jit
@@ -274,10 +271,11 @@ def norm_relu(
     sums, squares = x.new_empty((2, G, P, C), dtype=torch.float32)
     mean, rstd = x.new_empty((2, G, C), dtype=torch.float32)
     _sums[(P, blocks, G)](
-        x, skip, total, sums, squares, _counter(norm),
-        mean, rstd, norm.running_mean, norm.running_var, norm.num_batches_tracked,
-        M, C, P, norm.momentum, norm.eps, skip is not None, G, R, PARTS, BC, STAGES,
-        num_warps=WARPS,
+        x, skip, total, sums, squares, M, C, P, skip is not None, R, BC, STAGES, num_warps=WARPS
+    )
+    _moments[(triton.cdiv(C, FEW),)](
+        total, sums, squares, mean, rstd, norm.running_mean, norm.running_var,
+        norm.num_batches_tracked, M, C, P, norm.momentum, norm.eps, *_few(G, P),
     )  # fmt: skip
     _apply[(triton.cdiv(M, R), blocks, G)](
         total, None, None, out, mean, rstd, norm.weight, norm.bias, M, C, norm.eps,
@@ -319,24 +317,17 @@ def norm_relu_gradient(
     d_weight, d_bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
     d_x = torch.empty_like(total)
     _gradient_sums[(P, blocks, G)](
-        d_out, total, mean_GC, rstd_GC, norm.weight, norm.bias, sums, products, _counter(norm),
-        summed, multiplied, d_weight, d_bias, M, C, P, G, R, PARTS, BC, STAGES, num_warps=WARPS,
+        d_out, total, mean_GC, rstd_GC, norm.weight, norm.bias, sums, products, M, C, P,
+        R, BC, STAGES, num_warps=WARPS,
     )  # fmt: skip
+    _gradient_moments[(triton.cdiv(C, FEW),)](
+        sums, products, summed, multiplied, d_weight, d_bias, M, C, P, *_few(G, P)
+    )
     _gradient[(triton.cdiv(M, R), blocks, G)](
         d_out, d_total, total, d_x, mean_GC, rstd_GC, summed, multiplied, norm.weight, norm.bias,
         M, C, d_total is not None, R, BC, num_warps=WARPS,
     )  # fmt: skip
     return d_x, d_weight, d_bias
-
-
-def _counter(norm: nn.BatchNorm2d) -> Tensor:
-    """Zeros with which programs count themselves, and which they leave as zeros."""
-    counter = getattr(norm, "counter", None)
-    if counter is None or counter.device != norm.weight.device:
-        blocks = triton.cdiv(norm.num_features, CHANNELS)
-        counter = torch.zeros(blocks, dtype=torch.int32, device=norm.weight.device)
-        norm.counter = counter
-    return counter
 
 
 def every_second(x: Tensor) -> Tensor:
@@ -373,6 +364,13 @@ def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def _few(G: int, P: int) -> tuple[int, int, int, int]:
+    """Groups, and the sizes of the tile that adds up parts."""
+    groups: int = triton.next_power_of_2(G)
+    parts: int = max(16, min(triton.next_power_of_2(P), 1024 // groups))
+    return G, groups, parts, FEW
+
+
 def _table(x: Tensor, groups: int) -> tuple[int, int, int]:
     B, C, height, width = x.shape
     return groups, B // groups * height * width, C
@@ -388,4 +386,5 @@ def _parts(G: int, M: int, C: int) -> int:
     """In how many parts a group is summed."""
     R, BC = _tile(C)
     most: int = PROGRAMS // (G * triton.cdiv(C, BC))
-    return max(1, min(triton.cdiv(M, R), most))
+    parts: int = max(1, min(triton.cdiv(M, R), most))
+    return parts

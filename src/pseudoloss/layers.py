@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SMALL = 2**23  # values
-
 
 class Plain:
     """One call of torch for each thing. What flows through a network is a tensor of images."""
@@ -107,16 +105,16 @@ class Fused(Plain):
 class Beside:
     """A second stream for gradients of weights, which nothing waits for until all are there.
 
-    What is small leaves much of a GPU idle, and so gains by company. The first of the inputs, the
-    gradient that comes in, says what is small.
+    One batch alone leaves some of a large GPU idle, and gains by that; several together do not.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, groups: int) -> None:
+        use = device.type == "cuda" and groups == 1
+        self.stream = torch.cuda.Stream(device) if use else None
         self.held: list[Any] = []
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        if self.stream is None or inputs[0].numel() > SMALL:
+        if self.stream is None:
             return function(*inputs)
         self.held.append(inputs)  # the first stream must not use their memory again before the join
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -124,7 +122,7 @@ class Beside:
             return function(*inputs)
 
     def join(self) -> None:
-        if self.stream is not None:
+        if self.stream is not None and self.held:
             torch.cuda.current_stream().wait_stream(self.stream)
         self.held.clear()
 

@@ -50,7 +50,7 @@ class Network(nn.Module):
         ):
             if self.fused:
                 free = free if torch.is_grad_enabled() else groups
-                beside = Beside(x_BChw.device)
+                beside = Beside(x_BChw.device, groups)
                 weights = weights_in(self.precision, _convolution_weights(self.backbone), beside)
                 features = self.backbone(x_BChw, Fused(weights, groups, free, beside))
             else:

@@ -24,12 +24,12 @@ class Resident:
     def __len__(self) -> int:
         return len(self.images_NCHW)
 
-    def batches(self, order_N: Tensor, size: int) -> Iterator[Tensor]:
-        """The places of one batch after another; whole batches only."""
-        yield from order_N[: len(order_N) // size * size].split(size)
+    def batches(self, order_SB: Tensor) -> Iterator[None]:
+        """One step after another, when its images are at hand."""
+        yield from [None] * len(order_SB)
 
     def batch(self, index_B: Tensor) -> Tensor:
-        """The images of the batch that came last from `batches`."""
+        """The images of a step: of the last one that came from `batches`."""
         return self.images_NCHW[index_B]
 
     def parts(self, size: int) -> Iterator[Tensor]:
@@ -48,16 +48,13 @@ class Streamed(Resident):
         self.ways: dict[int, _Way] = {}
         self.now_BCHW: Tensor | None = None
 
-    def batches(self, order_N: Tensor, size: int) -> Iterator[Tensor]:
-        way = self._way(size)
+    def batches(self, order_SB: Tensor) -> Iterator[None]:
+        way = self._way(order_SB.shape[1])
         if self.now_BCHW is None:  # one tensor for all steps, so that a step can be captured
             self.now_BCHW = torch.empty_like(way.there[0])
-        places = list(super().batches(order_N.cpu(), size))
-        for index_B, images in zip(
-            super().batches(order_N, size), way.carry(self.images_NCHW, places), strict=True
-        ):
-            self.now_BCHW.copy_(images)
-            yield index_B
+        for images_BCHW in way.carry(self.images_NCHW, list(order_SB.cpu())):
+            self.now_BCHW.copy_(images_BCHW)
+            yield
 
     def batch(self, index_B: Tensor) -> Tensor:
         assert self.now_BCHW is not None

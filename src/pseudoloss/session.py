@@ -25,6 +25,8 @@ from pseudoloss.progress import Teller
 from pseudoloss.tracking import Stages, predict, track
 from pseudoloss.views import Views
 
+BLOCK = 64  # steps whose random numbers are drawn at once
+
 
 class Session:
     """Images, network, optimiser and memory of a run, and the steps that move them."""
@@ -58,9 +60,13 @@ class Session:
         for parameter in self.network.parameters():
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         # What changes from step to step lies in tensors that are filled in place, so that a step
-        # can be captured.
-        self.index_B = torch.zeros(B, dtype=torch.long, device=self.device)
-        self.chance = torch.zeros(B * self.method.draws + B + 1, device=self.device)
+        # can be captured: the order of the images, the number of the step, and random numbers for
+        # as many steps as BLOCK.
+        self.order_SB = torch.zeros(self.steps, B, dtype=torch.long, device=self.device)
+        self.step = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.draws_SBK = torch.zeros(BLOCK, B, self.method.draws, device=self.device)
+        self.partner_SB = torch.zeros(BLOCK, B, dtype=torch.long, device=self.device)
+        self.lam_S = torch.ones(BLOCK, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.warm_up_step = self._step(self.method.warm_up_loss)
         self.main_step = self._step(self.method.loss)
@@ -87,12 +93,14 @@ class Session:
         torch.manual_seed(stream_seed(seed, "layers", epoch))  # dropout and its like, in timm
         self.lr.fill_(learning_rate(self.settings, epoch))
         self.loss_sum.zero_()
+        self.step.zero_()
         self.network.train()
         step = self.warm_up_step if self.in_warm_up(epoch) else self.main_step
         order_N = torch.randperm(len(self.pixels), generator=chance, device=self.device)
-        for index_B in self.pixels.batches(order_N, self.settings.batch_size):
-            self.index_B.copy_(index_B)
-            self.chance.uniform_(generator=chance)
+        self.order_SB.copy_(order_N[: self.order_SB.numel()].view_as(self.order_SB))
+        for i, _ in enumerate(self.pixels.batches(self.order_SB)):
+            if i % BLOCK == 0:
+                self._draw(chance)
             step()
             self.teller.step()
         # What the last step did to the weights shows in no loss.
@@ -113,18 +121,27 @@ class Session:
         test = self.data.test
         return None if test is None else 100 * int(self.validation()) / len(test)
 
+    def _draw(self, chance: torch.Generator) -> None:
+        """Random numbers for the next BLOCK steps."""
+        self.draws_SBK.uniform_(generator=chance)
+        keys_SB = torch.rand(self.partner_SB.shape, generator=chance, device=self.device)
+        self.partner_SB.copy_(keys_SB.argsort(1))
+        self.lam_S.uniform_(generator=chance)
+        torch.maximum(self.lam_S, 1 - self.lam_S, out=self.lam_S)  # row 5
+        if not self.settings.mixup:
+            self.lam_S.fill_(1)
+
     def _batch(self) -> Batch:
         """What is new in a step."""
-        B, K = self.settings.batch_size, self.method.draws
-        draws, order_B, lam = self.chance.split([B * K, B, 1])
-        lam = torch.maximum(lam, 1 - lam) if self.settings.mixup else torch.ones_like(lam)  # row 5
+        index_B = self.order_SB.index_select(0, self.step).squeeze(0)
+        now = self.step % BLOCK
         return Batch(
-            index_B=self.index_B,
-            images_BCHW=self.pixels.batch(self.index_B),
-            given_B=self.given_N[self.index_B],
-            partner_B=order_B.argsort(),
-            lam=lam.squeeze(0),
-            draws_BK=draws.view(B, K),
+            index_B=index_B,
+            images_BCHW=self.pixels.batch(index_B),
+            given_B=self.given_N[index_B],
+            partner_B=self.partner_SB.index_select(0, now).squeeze(0),
+            lam=self.lam_S.index_select(0, now).squeeze(0),
+            draws_BK=self.draws_SBK.index_select(0, now).squeeze(0),
         )
 
     def _step(self, loss_of: Loss) -> Call[None]:
@@ -138,6 +155,7 @@ class Session:
             loss.backward()
             self.optimiser.step()
             self.loss_sum += loss.detach()
+            self.step += 1
 
         return self._captured(step, "step")
 
