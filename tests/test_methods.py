@@ -9,6 +9,7 @@ from pseudoloss.config import Settings
 from pseudoloss.memory import Memory
 from pseudoloss.methods import Batch, build, pls
 from pseudoloss.methods.mixup import cross_entropy, mix
+from pseudoloss.networks import Network
 from pseudoloss.networks import build as build_network
 from pseudoloss.views import WEAK_DRAWS, Views
 
@@ -27,6 +28,9 @@ class Watched(nn.Module):
         logits, projection = self.inner(x)
         self.seen.append((x.detach(), self.training, torch.is_grad_enabled(), logits, projection))
         return logits, projection
+
+    together = Network.together
+    fused = False
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pseudoloss.memory import Memory
 from pseudoloss.methods.pls import high_loss, not_low_loss
 from pseudoloss.mixture import fit_two_modes
 from pseudoloss.networks import build
+from pseudoloss.pixels import Resident
 from pseudoloss.tracking import images_at_once, predict, track
 from pseudoloss.views import Views
 
@@ -22,21 +23,21 @@ def setting():
     given = torch.arange(N) % C
     memory = Memory.of(given, C)
     memory.remember_guesses(torch.arange(N), torch.rand(N, C).softmax(1))
-    return network, views, images, given, memory
+    return network, views, Resident(images, torch.device("cpu")), given, memory
 
 
 def run(judge_guesses=True, rule=high_loss, threshold=0.5):
-    network, views, images, given, memory = setting()
+    network, views, pixels, given, memory = setting()
     stages = track(
         network,
         views,
-        images,
+        pixels,
         given,
         memory,
         is_noisy=partial(rule, threshold=threshold),
         judge_guesses=judge_guesses,
     )
-    logits = predict(network, views, images)
+    logits = torch.cat(list(predict(network, views, pixels)))
     return stages, memory, given, logits
 
 

@@ -274,9 +274,12 @@ def test_an_epoch_visits_images_once_and_mixes_with_large_lambda(tiny_source, ti
     visits, lams, partners = [], [], []
 
     def look():
-        visits.extend(session.index_B.tolist())
-        lams.append(session.lam.item())
-        partners.append(sorted(session.partner_B.tolist()))
+        batch = session._batch()
+        session.step += 1
+        visits.extend(batch.index_B.tolist())
+        lams.append(batch.lam.item())
+        partners.append(sorted(batch.partner_B.tolist()))
+        assert batch.draws_BK.std() > 0.2
 
     session.warm_up_step = look
     session.train_epoch(0)
@@ -299,7 +302,7 @@ def test_without_mixup_lambda_is_one(tiny_source, tiny_settings):
     session = Session(tiny_source, Settings(mixup=False, **tiny_settings), Silent())
     session.warm_up_step = lambda: None
     session.train_epoch(0)
-    assert session.lam.item() == 1
+    assert session._batch().lam.item() == 1
 
 
 def test_the_step_is_the_optimisers(tiny_source, tiny_settings):

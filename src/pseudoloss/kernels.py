@@ -110,10 +110,11 @@ def _moments(
 @triton.jit
 def _apply(
     x, skip, total, out, mean_GC, scale_GC, weight, bias, rows, C, eps,
-    HAS_SKIP: tl.constexpr, RUNNING: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+    HAS_SKIP: tl.constexpr, KEEP: tl.constexpr, RUNNING: tl.constexpr,
+    R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """ReLU of the normalised values. RUNNING: `scale_GC` holds variances, of all groups alike;
-    else 1/σ. With a skip, x + skip is normalised and kept."""
+    else 1/σ. With a skip, x + skip is normalised, and kept if KEEP."""
     g = tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     # Backwards: what the sums before have read last is still in the cache.
@@ -131,7 +132,8 @@ def _apply(
     if HAS_SKIP:
         there = tl.load(skip + at, inside, 0.0)
         value = (value.to(tl.float32) + there.to(tl.float32)).to(x.dtype.element_ty)
-        tl.store(total + at, value, inside)
+        if KEEP:
+            tl.store(total + at, value, inside)
     y = (value.to(tl.float32) - mean[None, :]) * scale[None, :] + shift[None, :]
     tl.store(out + at, tl.where(y < 0, 0.0, y).to(x.dtype.element_ty), inside)  # keeps NaN
 
@@ -279,22 +281,23 @@ def norm_relu(
     )  # fmt: skip
     _apply[(triton.cdiv(M, R), blocks, G)](
         total, None, None, out, mean, rstd, norm.weight, norm.bias, M, C, norm.eps,
-        False, False, R, BC, num_warps=WARPS,
+        False, False, False, R, BC, num_warps=WARPS,
     )  # fmt: skip
     return total, out, mean, rstd
 
 
 def norm_relu_running(
-    norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None
+    norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    """x + skip, and the ReLU of its norm, by the running statistics."""
+    """x + skip, where that is to be kept, and the ReLU of its norm, by the running statistics."""
     G, M, C = _table(x, 1)
     R, BC = _tile(C)
-    total = x if skip is None else torch.empty_like(x)
+    x = x.contiguous(memory_format=torch.channels_last)
+    total = torch.empty_like(x) if keep and skip is not None else x
     out = torch.empty_like(x)
     _apply[(triton.cdiv(M, R), triton.cdiv(C, BC), G)](
         x, skip, total, out, norm.running_mean, norm.running_var, norm.weight, norm.bias,
-        M, C, norm.eps, skip is not None, True, R, BC, num_warps=WARPS,
+        M, C, norm.eps, skip is not None, total is not x, True, R, BC, num_warps=WARPS,
     )  # fmt: skip
     return total, out
 

@@ -1,8 +1,9 @@
 """How our networks compute: as plain calls, or on CUDA in fewer and faster kernels.
 
-Both give the same network. `Plain` is the definition. `Fused` passes over memory less often, and
-takes several batches through the convolutions at once while each keeps statistics of its own; those
-that need no gradient go along with those that do.
+All give the same network. `Plain` is the definition. `Fused` trains: it passes over memory less
+often, and takes several batches through the convolutions at once while each keeps statistics of its
+own; those that need no gradient go along with those that do. `Folded` evaluates: the norms are
+known then, and those behind a convolution become part of it.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,19 +24,94 @@ class Plain:
     def conv(self, conv: nn.Conv2d, x: Any) -> Any:
         return conv(x)
 
-    def norm_relu(self, norm: nn.BatchNorm2d, x: Any, skip: Any = None) -> tuple[Any, Any]:
-        """x + skip, and the ReLU of its norm."""
+    def norm_relu(self, norm: nn.BatchNorm2d, x: Any) -> Any:
+        return F.relu(norm(x))
+
+    def sum_norm_relu(self, norm: nn.BatchNorm2d, x: Any, skip: Any, keep: bool) -> tuple[Any, Any]:
+        """x + skip, where that is to be kept; and the ReLU of its norm."""
         total = x if skip is None else x + skip
         return total, F.relu(norm(total))
 
-    def downsample(self, conv: nn.Conv2d, shortcut: nn.Conv2d, x: Any) -> tuple[Any, Any]:
-        """A convolution that halves the image, and the 1×1 shortcut around it."""
-        return conv(x), shortcut(x)
+    def conv_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Any) -> Any:
+        return self.norm_relu(norm, self.conv(conv, x))
+
+    def downsample(
+        self, conv: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: nn.Conv2d, x: Any
+    ) -> tuple[Any, Any]:
+        """A convolution that halves the image, with norm and ReLU; and the 1×1 shortcut around."""
+        return self.conv_norm_relu(conv, norm, x), shortcut(x)
 
     def pool(self, x: Any, skip: Any = None) -> Tensor:
         """The mean over an image, of x + skip."""
         total = x if skip is None else x + skip
         return cast(Tensor, total.mean((2, 3)))
+
+
+# ------------------------------------------------------------------------------------ evaluation
+
+
+class Folded(Plain):
+    """Without gradients, by running statistics.
+
+    Made once for weights that do not change meanwhile.
+    """
+
+    def __init__(self, convolutions: Iterable[nn.Conv2d], dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        weights = [conv.weight for conv in convolutions]
+        self.weights = dict(zip(weights, _copies(weights, [dtype] * len(weights)), strict=True))
+        self.folded: dict[Tensor, tuple[Tensor, Tensor]] = {}
+
+    def first(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        weight = self.weights[conv.weight]
+        if not _few_channels(conv):
+            return F.conv2d(x.to(self.dtype), weight, None, conv.stride, conv.padding)
+        return _first(x, weight)[0]
+
+    def conv(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weights[conv.weight], None, conv.stride, conv.padding)
+
+    def norm_relu(self, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+        return self.sum_norm_relu(norm, x, None, False)[1]
+
+    def sum_norm_relu(
+        self, norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None, keep: bool
+    ) -> tuple[Tensor, Tensor]:
+        from pseudoloss import kernels
+
+        return kernels.norm_relu_running(norm, x, skip, keep)
+
+    def conv_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+        weight, bias = self._fold(conv, norm)
+        if x.is_cuda:
+            padding = cast(tuple[int, ...], conv.padding)
+            return torch.cudnn_convolution_relu(
+                x, weight, bias, conv.stride, padding, conv.dilation, 1
+            )
+        return F.relu(F.conv2d(x, weight, bias, conv.stride, conv.padding))
+
+    def downsample(
+        self, conv: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: nn.Conv2d, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        from pseudoloss import kernels
+
+        seen = kernels.every_second(x)
+        skip = _images(_rows(seen) @ self.weights[shortcut.weight].flatten(1).T, seen)
+        return self.conv_norm_relu(conv, norm, x), skip
+
+    def _fold(self, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a convolution that normalises too."""
+        if conv.weight not in self.folded:
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+            bias = norm.bias - norm.running_mean * scale
+            weight = conv.weight * scale[:, None, None, None]
+            self.folded[conv.weight] = weight.to(self.dtype), bias.to(self.dtype)
+        return self.folded[conv.weight]
+
+
+# ------------------------------------------------------------------------------------ training
 
 
 class Flow(NamedTuple):
@@ -65,10 +141,9 @@ class Fused(Plain):
     def first(self, conv: nn.Conv2d, x: Tensor) -> Flow:
         weight = self.weights[conv.weight]
         at = len(x) // self.groups * self.free
-        if conv.kernel_size != (3, 3) or conv.stride != (1, 1) or conv.in_channels > 3:
+        if not _few_channels(conv):
             x = x.to(weight.dtype)
             return self.conv(conv, Flow(x, x[at:]))
-        x = x.contiguous(memory_format=torch.channels_last)
         return Flow(*_First.apply(x, weight, at, self.beside))  # type: ignore[no-untyped-call]
 
     def conv(self, conv: nn.Conv2d, x: Flow) -> Flow:
@@ -76,23 +151,22 @@ class Fused(Plain):
         found = _Conv.apply(*x, weight, conv.stride, conv.padding, self.beside)  # type: ignore[no-untyped-call]
         return Flow(*found)
 
-    def norm_relu(
-        self, norm: nn.BatchNorm2d, x: Flow, skip: Flow | None = None
+    def norm_relu(self, norm: nn.BatchNorm2d, x: Flow) -> Flow:
+        return self.sum_norm_relu(norm, x, None, False)[1]
+
+    def sum_norm_relu(
+        self, norm: nn.BatchNorm2d, x: Flow, skip: Flow | None, keep: bool
     ) -> tuple[Flow, Flow]:
         skips = (None, None) if skip is None else skip
-        if norm.training:
-            found = _NormRelu.apply(*x, *skips, norm.weight, norm.bias, norm, self.groups)  # type: ignore[no-untyped-call]
-            return Flow(*found[:2]), Flow(*found[2:])
-        assert self.free == self.groups, "no gradient through running statistics"
-        from pseudoloss import kernels
+        found = _NormRelu.apply(*x, *skips, norm.weight, norm.bias, norm, self.groups)  # type: ignore[no-untyped-call]
+        return Flow(*found[:2]), Flow(*found[2:])
 
-        total, out = kernels.norm_relu_running(norm, x.images, skips[0])
-        return Flow(total, x.graded), Flow(out, x.graded)
-
-    def downsample(self, conv: nn.Conv2d, shortcut: nn.Conv2d, x: Flow) -> tuple[Flow, Flow]:
+    def downsample(
+        self, conv: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: nn.Conv2d, x: Flow
+    ) -> tuple[Flow, Flow]:
         weights = self.weights[conv.weight], self.weights[shortcut.weight]
         found = _Downsample.apply(*x, *weights, self.beside)  # type: ignore[no-untyped-call]
-        return Flow(*found[:2]), Flow(*found[2:])
+        return self.norm_relu(norm, Flow(*found[:2])), Flow(*found[2:])
 
     def pool(self, x: Flow, skip: Flow | None = None) -> Tensor:
         at = len(x.images) // self.groups * self.free
@@ -157,18 +231,11 @@ def _copies(tensors: Iterable[Tensor], dtypes: list[torch.dtype]) -> tuple[Tenso
 
 
 class _First(torch.autograd.Function):
-    """A 3×3 convolution of few channels, as one matrix product."""
-
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Beside
     ) -> tuple[Tensor, Tensor]:
-        from pseudoloss import kernels
-
-        patches = kernels.patches(x, weight.dtype)
-        filled = weight.new_zeros(len(weight), patches.shape[1])
-        filled[:, : weight[0].numel()] = weight.permute(0, 2, 3, 1).flatten(1)
-        out = _images(patches @ filled.T, x)
+        out, patches = _first(x, weight)
         ctx.save_for_backward(patches[at * x[0, 0].numel() :], weight)
         ctx.beside = beside
         ctx.set_materialize_grads(False)
@@ -293,6 +360,22 @@ class _Downsample(torch.autograd.Function):
         d_x = d_x.contiguous(memory_format=torch.channels_last)
         kernels.add_to_every_second(d_x, _images(_rows(d_skip) @ shortcut.flatten(1), seen))
         return None, d_x, d_weight, d_shortcut, None
+
+
+def _few_channels(conv: nn.Conv2d) -> bool:
+    """Whether `_first` can compute it."""
+    return conv.kernel_size == (3, 3) and conv.stride == (1, 1) and conv.in_channels <= 3
+
+
+def _first(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A 3×3 convolution of few channels, as one matrix product; and the patches it is made of."""
+    from pseudoloss import kernels
+
+    x = x.contiguous(memory_format=torch.channels_last)
+    patches = kernels.patches(x, weight.dtype)
+    filled = weight.new_zeros(len(weight), patches.shape[1])
+    filled[:, : weight[0].numel()] = weight.permute(0, 2, 3, 1).flatten(1)
+    return _images(patches @ filled.T, x), patches
 
 
 def _conv_gradient(d_out: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:

@@ -3,6 +3,8 @@
 Shapes: B images, C classes, D dimensions of the contrastive space.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.errors import InputError
-from pseudoloss.layers import Beside, Fused, Plain, weights_in
+from pseudoloss.layers import Beside, Folded, Fused, Plain, weights_in
 
 PLAIN = Plain()
 OWN = ("preactresnet18", "preactresnet18-stemnorm", "small-cnn")
@@ -33,7 +35,8 @@ class Network(nn.Module):
         self.classifier = nn.Linear(features, classes)
         self.projection = nn.Linear(features, projection)
         self.precision = precision
-        self.fused = False  # whether our own backbones compute by `Fused`
+        self.fused = False  # whether our own backbones compute by `Fused` and `Folded`
+        self._folded: Folded | None = None
 
     def forward(self, x_BChw: Tensor, groups: int = 1, free: int = 0) -> tuple[Tensor, Tensor]:
         """Logits (B,C), and the projection (B,D) before it is normalised.
@@ -48,13 +51,7 @@ class Network(nn.Module):
             enabled=self.precision != torch.float32,
             cache_enabled=False,
         ):
-            if self.fused:
-                free = free if torch.is_grad_enabled() else groups
-                beside = Beside(x_BChw.device, groups)
-                weights = weights_in(self.precision, _convolution_weights(self.backbone), beside)
-                features = self.backbone(x_BChw, Fused(weights, groups, free, beside))
-            else:
-                features = self.backbone(x_BChw)
+            features = self.backbone(x_BChw, *self._how(x_BChw.device, groups, free))
             return self.classifier(features).float(), self.projection(features).float()
 
     def together(self, *views: Tensor, free: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -67,6 +64,31 @@ class Network(nn.Module):
         with torch.no_grad():
             parts = [self(view) for view in views[:free]]
         return parts + [self(view) for view in views[free:]]
+
+    @contextmanager
+    def unchanging(self) -> Iterator[None]:
+        """For calls in evaluation mode between which no weight changes: what is derived from
+        weights is derived once."""
+        self.eval()
+        try:
+            if self.fused:
+                self._folded = Folded(_convolutions(self.backbone), self.precision)
+            yield
+        finally:
+            self._folded = None
+
+    def _how(self, device: torch.device, groups: int, free: int) -> tuple[Plain, ...]:
+        """How one of our own backbones is to compute."""
+        if not self.fused:
+            return ()
+        if self._folded is not None and not torch.is_grad_enabled():
+            return (self._folded,)
+        if not self.training:
+            return (PLAIN,)
+        free = free if torch.is_grad_enabled() else groups
+        beside = Beside(device, groups)
+        weights = [conv.weight for conv in _convolutions(self.backbone)]
+        return (Fused(weights_in(self.precision, weights, beside), groups, free, beside),)
 
 
 def build(
@@ -108,12 +130,12 @@ class PreActBlock(nn.Module):
 
     def forward(self, x: Any, skip: Any, how: Plain) -> tuple[Any, Any]:
         """From x + skip to the two that the next norm sums."""
-        total, active = how.norm_relu(self.norm1, x, skip)
+        same = self.shortcut is None
+        total, active = how.sum_norm_relu(self.norm1, x, skip, keep=same)
         if self.shortcut is None:
-            inner, shortcut = how.conv(self.conv1, active), total
+            active, shortcut = how.conv_norm_relu(self.conv1, self.norm2, active), total
         else:
-            inner, shortcut = how.downsample(self.conv1, self.shortcut, active)
-        _, active = how.norm_relu(self.norm2, inner)
+            active, shortcut = how.downsample(self.conv1, self.norm2, self.shortcut, active)
         return how.conv(self.conv2, active), shortcut
 
 
@@ -142,11 +164,11 @@ class PreActResNet18(nn.Module):
     def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
         x, skip = how.first(self.stem, x_BChw), None
         if self.stem_norm is not None:
-            _, x = how.norm_relu(self.stem_norm, x)
+            x = how.norm_relu(self.stem_norm, x)
         for block in self.blocks:
             x, skip = block(x, skip, how)
         if self.final_norm is not None:
-            (_, x), skip = how.norm_relu(self.final_norm, x, skip), None
+            (_, x), skip = how.sum_norm_relu(self.final_norm, x, skip, keep=False), None
         return how.pool(x, skip)
 
 
@@ -166,15 +188,15 @@ class SmallCNN(nn.Module):
         _start_convolutions(self)
 
     def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
-        x = None
-        for conv, norm in cast(Any, zip(self.convs, self.norms, strict=True)):
-            x = how.first(conv, x_BChw) if x is None else how.conv(conv, x)
-            _, x = how.norm_relu(norm, x)
+        (first, *convs), (first_norm, *norms) = self.convs, self.norms
+        x = how.norm_relu(cast(Any, first_norm), how.first(cast(Any, first), x_BChw))
+        for conv, norm in cast(Any, zip(convs, norms, strict=True)):
+            x = how.conv_norm_relu(conv, norm, x)
         return how.pool(x)
 
 
-def _convolution_weights(module: nn.Module) -> list[Tensor]:
-    return [part.weight for part in module.modules() if isinstance(part, nn.Conv2d)]
+def _convolutions(module: nn.Module) -> list[nn.Conv2d]:
+    return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
 
 
 def _start_convolutions(module: nn.Module) -> None:

@@ -30,9 +30,9 @@ class Stages(NamedTuple):
 @torch.no_grad()
 def predict(network: Network, views: Views, pixels: Resident) -> Iterator[Tensor]:
     """Logits of the plain views, in evaluation mode, of one part of the images after another."""
-    network.eval()
-    for images_BCHW in pixels.parts(images_at_once(views)):
-        yield network(views.plain(images_BCHW))[0]
+    with network.unchanging():
+        for images_BCHW in pixels.parts(images_at_once(views)):
+            yield network(views.plain(images_BCHW))[0]
 
 
 @torch.no_grad()
