@@ -7,9 +7,10 @@ a batch at a time, on the CPU and, where there is one, on a GPU (captured, as in
 other way is the usual loop: a PIL image at a time through torchvision's transforms, in worker
 processes. Both take turns in one run; numbers are images a second, medians over the turns.
 
-The last row is a whole epoch of PLS on digits, on the CPU: network, losses and update are ours on
+The last rows are a whole epoch of PLS on digits, on the CPU: network, losses and update are ours on
 both sides, and only where the views come from differs. The loader has an order of its own, so what
-is trained with it learns nothing; only its time counts.
+is trained with it learns nothing; only its time counts. Its workers and torch's threads can be in
+each other's way, so it has a second try with one thread; ours keeps all of them.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -152,8 +154,9 @@ class Fed:
     strong = weak
 
 
-def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[], None], int]:
-    """An epoch of PLS on digits our way, the same from a loader, and its images."""
+def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[int], None], int]:
+    """An epoch of PLS on digits our way, the same from a loader beside so many threads, and its
+    images."""
     data = open_source("digits")
     settings = request("digits-id40", None, {"device": "cpu"}).settings(data.preset)
     train = corrupt(data.train, settings.corrupt or "", settings.seed)
@@ -161,16 +164,18 @@ def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[], 
         keep = slice(0, 2 * settings.batch_size)
         train = type(train)(train.images_NCHW[keep], train.given_N[keep], train.classes)
     session = Session(type(data)(data.name, train), settings, Silent())
-    views, epoch = session.views, settings.warmup_epochs
+    views, epoch, threads = session.views, settings.warmup_epochs, torch.get_num_threads()
     batches = loader(train.images_NCHW, views, settings.batch_size, workers, pin=False)
 
     def ours() -> None:
         session.views = views
         session.train_epoch(epoch)
 
-    def fed() -> None:
+    def fed(beside: int) -> None:
         session.views = Fed(batches)
+        torch.set_num_threads(beside)
         session.train_epoch(epoch)
+        torch.set_num_threads(threads)
 
     return ours, fed, session.steps * settings.batch_size
 
@@ -232,9 +237,10 @@ def main() -> None:
                 other = one_by_one(images, views, B, args.workers)
                 made = len(images) // B * B
                 rows.append(take_turns(f"views, {name}, {device}", ours, other, made, turns))
-        rows.append(
-            take_turns("epoch of digits, cpu", *epochs(args.workers, args.quick), turns=turns)
-        )
+        ours, fed, made = epochs(args.workers, args.quick)
+        for beside in dict.fromkeys((torch.get_num_threads(), 1)):
+            name = f"epoch of digits, cpu, loader + {beside}"
+            rows.append(take_turns(name, ours, partial(fed, beside), made, turns))
     if args.out:
         result = {
             "command": shlex.join(["python", "benchmarks/loader.py", *sys.argv[1:]]),

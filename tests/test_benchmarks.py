@@ -24,6 +24,6 @@ def test_the_loader_benchmark_runs(tmp_path):
     assert {"command", "commit", "hardware", "versions", "workers", "threads"} < written.keys()
     names = [row["name"] for row in written["rows"]]
     assert names[0] == "views, 32×32 colour, cpu"
-    assert names[-1] == "epoch of digits, cpu"
+    assert names[-1] == "epoch of digits, cpu, loader + 1"
     assert all(row["ratio"] > 0 for row in written["rows"])
     assert all(name in result.stdout for name in names)
