@@ -3,9 +3,9 @@
     python benchmarks/loader.py [--workers N] [--quick] [--out FILE.json]
 
 A step of PLS sees each image three times: weak, weak, strong. Ours come from a resident uint8 set,
-a batch at a time, on the CPU and, where there is one, on a GPU (captured, as in training). The
-other way is the usual loop: a PIL image at a time through torchvision's transforms, in worker
-processes. Both take turns in one run; numbers are images a second, medians over the turns.
+a batch at a time, on the CPU and, where there is one, on a GPU (compiled and captured, as in
+training). The other way is the usual loop: a PIL image at a time through torchvision's transforms,
+in worker processes. Both take turns in one run; numbers are images a second, medians over the turns.
 
 The last rows are a whole epoch of PLS on digits, on the CPU: network, losses and update are ours on
 both sides, and only where the views come from differs. The loader has an order of its own, so what
@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 
 import machine
-from pseudoloss.capture import capture
+from pseudoloss.capture import capture, compiled
 from pseudoloss.config import request
 from pseudoloss.data import corrupt, open_source
 from pseudoloss.progress import Silent
@@ -95,24 +95,31 @@ def loader(images_NCHW: Tensor, views: Views, batch: int, workers: int, pin: boo
     )
 
 
+def three_views(views: Views, images_BCHW: Tensor, draws_BK: Tensor) -> Three:
+    first, second, strong = draws_BK.split([WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1)
+    return (
+        views.weak(images_BCHW, first),
+        views.weak(images_BCHW, second),
+        views.strong(images_BCHW, strong),
+    )
+
+
+def notice(reason: str) -> None:
+    print(f"not compiled or not captured: {reason}", file=sys.stderr)
+
+
 def batched(images_NCHW: Tensor, views: Views, batch: int) -> Callable[[], None]:
     """A pass over the set, our way."""
     images_NCHW = images_NCHW.to(views.mean_C.device)
     device, N = images_NCHW.device, len(images_NCHW)
     index_B = torch.zeros(batch, dtype=torch.long, device=device)
     draws_BK = torch.zeros(batch, 2 * WEAK_DRAWS + STRONG_DRAWS, device=device)
-    made: list[Tensor] = []
+    make = three_views if device.type == "cpu" else compiled(three_views, notice)
 
-    def step() -> None:
-        images_BCHW = images_NCHW[index_B]
-        first, second, strong = draws_BK.split([WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1)
-        made[:] = [
-            views.weak(images_BCHW, first),
-            views.weak(images_BCHW, second),
-            views.strong(images_BCHW, strong),
-        ]
+    def step() -> Three:
+        return make(views, images_NCHW[index_B], draws_BK)
 
-    call = capture(step, device, sys.exit)
+    call = step if device.type == "cpu" else capture(step, notice)
 
     def run() -> None:
         order_N = torch.randperm(N, device=device)

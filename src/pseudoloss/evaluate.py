@@ -27,11 +27,6 @@ class Guesses(TypedDict):
     auc: float | None  # of trust
 
 
-def accuracy(logits_NC: Tensor, true_N: Tensor) -> float:
-    """Percentage of images whose largest logit is at the true class."""
-    return 100 * int((logits_NC.argmax(1) == true_N).sum()) / len(true_N)
-
-
 def detection(memory: Memory, given_N: Tensor, true_N: Tensor) -> Detection:
     wrong_N = given_N != true_N
     hits = int((memory.noisy_N & wrong_N).sum())
@@ -47,7 +42,7 @@ def guesses(memory: Memory, true_N: Tensor) -> Guesses:
     noisy_N = memory.noisy_N
     if not bool(noisy_N.any()):
         return Guesses(accuracy=None, auc=None)
-    right_N = memory.guess_NC.argmax(1)[noisy_N] == true_N[noisy_N]
+    right_N = memory.guess_N[noisy_N] == true_N[noisy_N]
     return Guesses(
         accuracy=100 * int(right_N.sum()) / len(right_N),
         auc=auc(memory.trust_N[noisy_N], right_N),

@@ -27,7 +27,7 @@ def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
     names = np.array(images.classes, dtype=object)
     given = images.given_N.numpy()
     noisy = memory.noisy_N.cpu().numpy()
-    guess = memory.guess_NC.argmax(1).cpu().numpy()
+    guess = memory.guess_N.cpu().numpy()
     trust = memory.trust_N.cpu().numpy() if judged else np.full(len(images), np.nan)
     trusted = trust >= TRUSTED  # False where there is none
     issue = noisy & ~(trusted & (guess == given))

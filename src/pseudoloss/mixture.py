@@ -4,10 +4,12 @@ The rule is scikit-learn's `GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=
 scaled to 0..1 (row 13 of docs/paper-and-code.md). Its early stop is part of the method: a mixture
 run to convergence flags more clean images. Two things differ from scikit-learn: the start is the
 exact two-means split instead of a random one, so the result is deterministic; and every input
-has a defined result.
+has a defined result. Values are taken a part at a time: float64 for all of them would be most of
+the memory, and most of the time.
 """
 
 import math
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 EM_STEPS = 10
 TOLERANCE = 1e-2  # change of the mean log-likelihood at which EM stops
 VARIANCE_FLOOR = 5e-4  # added to each variance
+PART = 2**21  # values in a part
+PART_ON_CPU = 2**15  # ... so that they stay in the cache of a core
 FIXED_POINT = 2.0**36  # resolution of the exact prefix sums; holds for 2^27 values
 
 
@@ -40,48 +44,66 @@ def fit_two_modes(values_N: Tensor, where_N: Tensor | None = None) -> Mixture:
     if device.type == "mps":  # has no float64
         where = None if where_N is None else where_N.cpu()
         return Mixture(*(part.to(device) for part in _single(fit_two_modes(values_N.cpu(), where))))
-    values_N = values_N.detach().double()
-    asked_N = torch.ones_like(values_N, dtype=torch.bool) if where_N is None else where_N
+    values_N = values_N.detach()
+    if values_N.dtype != torch.float32:
+        values_N = values_N.double()
     if values_N.numel() == 0:
         half = torch.full((2,), 0.5, dtype=torch.float64, device=device)
         none = torch.full((2,), math.nan, dtype=torch.float64, device=device)
         fitted = torch.zeros((), dtype=torch.bool, device=device)
         return Mixture(values_N.float(), none, none, half, fitted)
 
+    asked_N = torch.ones_like(values_N, dtype=torch.bool) if where_N is None else where_N
     used_N = asked_N & values_N.isfinite()
     count = used_N.sum()
-    lowest = torch.where(used_N, values_N, math.inf).min()
-    highest = torch.where(used_N, values_N, -math.inf).max()
+    sorted_N = _sort(values_N.masked_fill(~used_N, math.inf))
+    lowest = sorted_N[0].double()
+    highest = sorted_N.take((count - 1).clamp(min=0)).double()
     half_span = highest / 2 - lowest / 2  # halves: the span itself may overflow
     fitted = (count > 2) & (half_span > 0)
-    x_N = torch.where(used_N & fitted, (values_N / 2 - lowest / 2) / half_span, 0.0)
 
-    weight_N = used_N.double()
-    low_N = _two_means(x_N, used_N, count).double() * weight_N
-    means, variances, shares = _maximise(x_N, low_N, weight_N)
-    bound = torch.full_like(count, -math.inf, dtype=torch.float64)
+    def scale(values: Tensor, used: Tensor) -> Tensor:
+        scaled = (values.double() / 2 - lowest / 2) / half_span
+        return scaled.masked_fill(~(used & fitted), 0)
+
+    def parts() -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for part in _parts(values_N):
+            yield part, scale(values_N[part], used_N[part]), used_N[part].double()
+
+    cut = _two_means(sorted_N, count, scale)
+    del sorted_N
+    moments = torch.zeros(3, 2, dtype=torch.float64, device=device)
+    for part, x, weight in parts():
+        moments += _moments(x, values_N[part] <= cut, weight)
+    modes = _maximise(moments)
+    bound = torch.full_like(half_span, -math.inf)
     done = torch.zeros_like(fitted)
     for _ in range(EM_STEPS):
-        posterior_N, likelihood_N = _expect(x_N, means, variances, shares)
-        new = _maximise(x_N, posterior_N * weight_N, weight_N)
-        new_bound = (likelihood_N * weight_N).sum() / count
-        # After the stop nothing moves any more; a loop that broke off would have to ask the host.
-        means, variances, shares = (
-            torch.where(done, old, fresh)
-            for old, fresh in zip((means, variances, shares), new, strict=True)
-        )
+        moments, new_bound = torch.zeros_like(moments), torch.zeros_like(bound)
+        for _, x, weight in parts():
+            posterior, likelihood = _expect(x, modes)
+            moments += _moments(x, posterior, weight)
+            new_bound += (likelihood * weight).sum() / count
+        # After the stop nothing moves any more. To break off, one has to ask the host, and only
+        # on the CPU that costs nothing.
+        modes = torch.where(done, modes, _maximise(moments))
         done |= (new_bound - bound).abs() < TOLERANCE
         bound = new_bound
-    posterior_N, _ = _expect(x_N, means, variances, shares)
+        if device.type == "cpu" and done:
+            break
 
+    means, variances, shares = modes
     order = means.argsort(stable=True)
-    low_N = torch.where(order[0] == 0, posterior_N, 1 - posterior_N)
-    low_N = torch.where(fitted & used_N, low_N, 1.0)
-    outside_N = asked_N & ~used_N & (values_N != -math.inf)
-    low_N = torch.where(outside_N, 0.0, low_N)
+    low_N = torch.empty_like(values_N, dtype=torch.float32)
+    for part, x, _ in parts():
+        posterior, _ = _expect(x, modes)
+        low = torch.where(order[0] == 0, posterior, 1 - posterior)
+        low = low.masked_fill(~(fitted & used_N[part]), 1)
+        outside = asked_N[part] & ~used_N[part] & (values_N[part] != -math.inf)
+        low_N[part] = low.masked_fill(outside, 0)
     span = 2 * half_span
     return Mixture(
-        low_N.float(),
+        low_N,
         lowest + means[order] * span,
         variances[order] * span**2,
         shares[order],
@@ -89,49 +111,73 @@ def fit_two_modes(values_N: Tensor, where_N: Tensor | None = None) -> Mixture:
     )
 
 
-def _two_means(x_N: Tensor, used_N: Tensor, count: Tensor) -> Tensor:
-    """True in the lower part of the split into two that leaves the least squared error.
+def _parts(values_N: Tensor) -> list[slice]:
+    size = PART_ON_CPU if values_N.device.type == "cpu" else PART
+    return [slice(start, start + size) for start in range(0, len(values_N), size)]
 
-    In one dimension the best split is a cut of the sorted values, so all cuts are tried at once.
-    Prefix sums are kept in integers: exact, and so the same in whatever order a GPU adds them.
+
+def _sort(values_N: Tensor) -> Tensor:
+    """Ascending. On the CPU NumPy is faster, and needs no second copy."""
+    if values_N.device.type != "cpu":
+        return values_N.sort().values
+    values_N.numpy().sort()
+    return values_N
+
+
+def _two_means(
+    sorted_N: Tensor, count: Tensor, scale: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The last value below the split into two that leaves the least squared error.
+
+    In one dimension the best split is a cut of the sorted values, so all cuts are tried; only the
+    first `count` values are finite. Prefix sums are kept in integers: exact, and so the same in
+    whatever order a GPU adds them.
     """
-    sorted_N = torch.where(used_N, x_N, math.inf).sort().values
-    usable_N = sorted_N.isfinite()
-    prefix_N = (torch.where(usable_N, sorted_N, 0.0) * FIXED_POINT).round().long().cumsum(0)
-    below = torch.arange(1, len(x_N) + 1, device=x_N.device)
-    above = (count - below).clamp(min=1)
-    sum_below = prefix_N / FIXED_POINT
-    sum_above = (prefix_N[-1] - prefix_N) / FIXED_POINT
-    # Least error within the parts is most spread between them: Σ (sum of a part)² / its size.
-    spread_N = sum_below**2 / below + sum_above**2 / above
-    following_N = torch.cat([sorted_N[1:], sorted_N[-1:]])
-    is_cut_N = (below < count) & (sorted_N < following_N)
-    cut = sorted_N[torch.where(is_cut_N, spread_N, -1.0).argmax()]
-    return x_N <= cut
+
+    def fixed_point(values: Tensor) -> Tensor:
+        return (scale(values, values.isfinite()) * FIXED_POINT + 0.5).long()
+
+    total = torch.stack([fixed_point(sorted_N[part]).sum() for part in _parts(sorted_N)]).sum()
+    before, most, best_cut = torch.zeros_like(total), total.double().zero_(), sorted_N[0]
+    for part in _parts(sorted_N[:-1]):
+        lower, upper = sorted_N[:-1][part], sorted_N[1:][part]  # on both sides of each cut
+        prefix = before + fixed_point(lower).cumsum(0)
+        below = torch.arange(part.start + 1, part.start + 1 + len(lower), device=lower.device)
+        above = (count - below).clamp(min=1)
+        # Least error within the parts is most spread between them: Σ (sum of a part)² / its size.
+        spread = (prefix / FIXED_POINT) ** 2 / below + ((total - prefix) / FIXED_POINT) ** 2 / above
+        is_cut = (below < count) & (lower < upper)
+        spread, place = spread.masked_fill(~is_cut, 0).max(0)
+        best_cut = torch.where(spread > most, lower.take(place), best_cut)
+        most = torch.maximum(spread, most)
+        before = prefix[-1]
+    return best_cut
 
 
-def _expect(x_N: Tensor, means: Tensor, variances: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+def _expect(x: Tensor, modes: Tensor) -> tuple[Tensor, Tensor]:
     """E-step: the posterior of the first mode, and the log-likelihood of each value."""
-    joint = [
-        shares[k].log()
-        - 0.5 * (math.log(2 * math.pi) + variances[k].log() + (x_N - means[k]) ** 2 / variances[k])
-        for k in (0, 1)
-    ]
-    likelihood_N = torch.logaddexp(joint[0], joint[1])
-    return (joint[0] - likelihood_N).exp(), likelihood_N
+    means, variances, shares = modes
+    # The logarithm of share times density is a parabola in x.
+    square, slope = -0.5 / variances, means / variances
+    constant = shares.log() - 0.5 * ((2 * math.pi * variances).log() + means**2 / variances)
+    first, second = ((square[k] * x + slope[k]) * x + constant[k] for k in (0, 1))
+    return torch.sigmoid(first - second), torch.logaddexp(first, second)
 
 
-def _maximise(x_N: Tensor, first_N: Tensor, weight_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """M-step: means, variances and shares of both modes."""
-    means, variances, sizes = [], [], []
-    for part_N in (first_N, weight_N - first_N):
-        size = part_N.sum() + 10 * torch.finfo(torch.float64).eps
-        mean = (part_N * x_N).sum() / size
-        variances.append((part_N * (x_N - mean) ** 2).sum() / size + VARIANCE_FLOOR)
-        means.append(mean)
-        sizes.append(size)
-    size = torch.stack(sizes)
-    return torch.stack(means), torch.stack(variances), size / size.sum()
+def _moments(x: Tensor, posterior: Tensor, weight: Tensor) -> Tensor:
+    """(3, 2): Σ p, Σ p·x and Σ p·x², p being the posterior of each mode."""
+    first = posterior * weight
+    sums = [[p.sum(), (p * x).sum(), (p * x * x).sum()] for p in (first, weight - first)]
+    return torch.stack([torch.stack(mode) for mode in sums], dim=1)
+
+
+def _maximise(moments: Tensor) -> Tensor:
+    """M-step: (3, 2), means, variances and shares of both modes."""
+    size, sum_x, sum_xx = moments
+    divisor = size + 10 * torch.finfo(torch.float64).eps
+    means = sum_x / divisor
+    variances = (sum_xx - 2 * means * sum_x + means**2 * size) / divisor + VARIANCE_FLOOR
+    return torch.stack([means, variances, divisor / divisor.sum()])
 
 
 def _single(mixture: Mixture) -> Mixture:

@@ -14,6 +14,7 @@ from pseudoloss.data import to_pixels
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.networks import Network
+from pseudoloss.pixels import place
 from pseudoloss.tracking import predict
 from pseudoloss.views import Views
 
@@ -51,8 +52,9 @@ class Model:
         if pixels.shape[1:] != wanted:
             shapes = [f"{c} channels, {h}×{w} pixels" for c, h, w in (pixels.shape[1:], wanted)]
             raise InputError(f"images of {shapes[0]}: the model was trained on {shapes[1]}")
-        logits_NC = predict(self.network, self.views, pixels)
-        return np.asarray(logits_NC.cpu().double().softmax(1))
+        there = place(pixels, self.views.mean_C.device, "host")
+        logits = [part.cpu().double() for part in predict(self.network, self.views, there)]
+        return np.asarray(torch.cat(logits).softmax(1))
 
     def predict(self, images: Any) -> np.ndarray:
         """Name of the most likely class of each image."""

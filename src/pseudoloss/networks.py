@@ -7,12 +7,13 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.errors import InputError
+from pseudoloss.layers import Beside, Fused, Plain, weights_in
 
+PLAIN = Plain()
 OWN = ("preactresnet18", "preactresnet18-stemnorm", "small-cnn")
 
 
@@ -32,9 +33,14 @@ class Network(nn.Module):
         self.classifier = nn.Linear(features, classes)
         self.projection = nn.Linear(features, projection)
         self.precision = precision
+        self.fused = False  # whether our own backbones compute by `Fused`
 
-    def forward(self, x_BChw: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B,C), and the projection (B,D) before it is normalised."""
+    def forward(self, x_BChw: Tensor, groups: int = 1, free: int = 0) -> tuple[Tensor, Tensor]:
+        """Logits (B,C), and the projection (B,D) before it is normalised.
+
+        Fused only: the batch may be several `groups`, each with batch statistics of its own, of
+        which the first ones are `free` of gradients.
+        """
         # Without the cache: a cast kept from an earlier pass could not be captured with a step.
         with torch.autocast(
             x_BChw.device.type,
@@ -42,8 +48,25 @@ class Network(nn.Module):
             enabled=self.precision != torch.float32,
             cache_enabled=False,
         ):
-            features = self.backbone(x_BChw)
+            if self.fused:
+                free = free if torch.is_grad_enabled() else groups
+                beside = Beside(x_BChw.device, groups)
+                weights = weights_in(self.precision, _convolution_weights(self.backbone), beside)
+                features = self.backbone(x_BChw, Fused(weights, groups, free, beside))
+            else:
+                features = self.backbone(x_BChw)
             return self.classifier(features).float(), self.projection(features).float()
+
+    def together(self, *views: Tensor, free: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """What `forward` gives for one view after another, the first ones `free` of gradients; in
+        one pass where that is faster."""
+        if self.fused and self.training:
+            outputs = self(torch.cat(views), len(views), free)
+            parts = list(zip(*(part.chunk(len(views)) for part in outputs), strict=True))
+            return [(a.detach(), b.detach()) for a, b in parts[:free]] + parts[free:]
+        with torch.no_grad():
+            parts = [self(view) for view in views[:free]]
+        return parts + [self(view) for view in views[free:]]
 
 
 def build(
@@ -83,11 +106,15 @@ class PreActBlock(nn.Module):
         same = stride == 1 and inputs == outputs
         self.shortcut = None if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(x))
-        shortcut = x if self.shortcut is None else self.shortcut(active)
-        inner = self.conv1(active)
-        return cast(Tensor, self.conv2(F.relu(self.norm2(inner))) + shortcut)
+    def forward(self, x: Any, skip: Any, how: Plain) -> tuple[Any, Any]:
+        """From x + skip to the two that the next norm sums."""
+        total, active = how.norm_relu(self.norm1, x, skip)
+        if self.shortcut is None:
+            inner, shortcut = how.conv(self.conv1, active), total
+        else:
+            inner, shortcut = how.downsample(self.conv1, self.shortcut, active)
+        _, active = how.norm_relu(self.norm2, inner)
+        return how.conv(self.conv2, active), shortcut
 
 
 class PreActResNet18(nn.Module):
@@ -108,18 +135,19 @@ class PreActResNet18(nn.Module):
         for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
             blocks += [PreActBlock(inputs, outputs, stride), PreActBlock(outputs, outputs, 1)]
             inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.BatchNorm2d(self.FEATURES) if final_norm else None
         _start_convolutions(self)
 
-    def forward(self, x_BChw: Tensor) -> Tensor:
-        x = self.stem(x_BChw)
+    def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
+        x, skip = how.first(self.stem, x_BChw), None
         if self.stem_norm is not None:
-            x = F.relu(self.stem_norm(x))
-        x = self.blocks(x)
+            _, x = how.norm_relu(self.stem_norm, x)
+        for block in self.blocks:
+            x, skip = block(x, skip, how)
         if self.final_norm is not None:
-            x = F.relu(self.final_norm(x))
-        return cast(Tensor, x.mean((2, 3)))
+            (_, x), skip = how.norm_relu(self.final_norm, x, skip), None
+        return how.pool(x, skip)
 
 
 class SmallCNN(nn.Module):
@@ -130,19 +158,23 @@ class SmallCNN(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         widths = (channels, 32, 64, 128, self.FEATURES)
-        layers: list[nn.Module] = []
-        for i, (inputs, outputs) in enumerate(pairwise(widths)):
-            stride = 2 if i in (1, 3) else 1
-            layers += [
-                nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-                nn.BatchNorm2d(outputs),
-                nn.ReLU(),
-            ]
-        self.layers = nn.Sequential(*layers)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+            for (inputs, outputs), stride in zip(pairwise(widths), (1, 2, 1, 2), strict=True)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for outputs in widths[1:])
         _start_convolutions(self)
 
-    def forward(self, x_BChw: Tensor) -> Tensor:
-        return cast(Tensor, self.layers(x_BChw).mean((2, 3)))
+    def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
+        x = None
+        for conv, norm in cast(Any, zip(self.convs, self.norms, strict=True)):
+            x = how.first(conv, x_BChw) if x is None else how.conv(conv, x)
+            _, x = how.norm_relu(norm, x)
+        return how.pool(x)
+
+
+def _convolution_weights(module: nn.Module) -> list[Tensor]:
+    return [part.weight for part in module.modules() if isinstance(part, nn.Conv2d)]
 
 
 def _start_convolutions(module: nn.Module) -> None:

@@ -6,30 +6,32 @@ Shapes: N images, B in a batch, C classes, K random numbers an image.
 import math
 import zlib
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss import evaluate, methods, networks
-from pseudoloss.capture import Step, capture
+from pseudoloss import methods, networks
+from pseudoloss.capture import Call, Failed, Result, capture, compiled, left_as_it_is
 from pseudoloss.config import Settings
-from pseudoloss.data import Data
+from pseudoloss.data import Data, ImageSet
 from pseudoloss.errors import InputError
 from pseudoloss.memory import Memory
 from pseudoloss.methods import Batch, Loss, pls
 from pseudoloss.model import Description, Model
+from pseudoloss.pixels import Resident, place
 from pseudoloss.progress import Teller
 from pseudoloss.tracking import Stages, predict, track
 from pseudoloss.views import Views
+
+BLOCK = 64  # steps whose random numbers are drawn at once
 
 
 class Session:
     """Images, network, optimiser and memory of a run, and the steps that move them."""
 
-    def __init__(
-        self, data: Data, settings: Settings, teller: Teller, captured: bool = True
-    ) -> None:
+    def __init__(self, data: Data, settings: Settings, teller: Teller) -> None:
         B, C = settings.batch_size, len(data.train.classes)
         if len(data.train) < B:
             raise InputError(
@@ -37,9 +39,11 @@ class Session:
             )
         self.data, self.settings, self.teller = data, settings, teller
         self.device = choose_device(settings.device)
+        self.accelerate = settings.accelerate if self.device.type == "cuda" else "off"
         self.model = build_model(data, settings, self.device)
         self.network, self.views = self.model.network, self.model.views
-        self.images_NCHW = data.train.images_NCHW.to(self.device)
+        self._accelerate_network()
+        self.pixels = self._place(data.train, "images")
         self.given_N = data.train.given_N.to(self.device)
         self.memory = Memory.of(self.given_N, C)
         self.method = methods.build(settings, self.given_N, C)
@@ -56,20 +60,24 @@ class Session:
         for parameter in self.network.parameters():
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         # What changes from step to step lies in tensors that are filled in place, so that a step
-        # can be captured.
-        self.index_B = torch.zeros(B, dtype=torch.long, device=self.device)
-        self.partner_B = torch.zeros(B, dtype=torch.long, device=self.device)
-        self.lam = torch.ones((), device=self.device)
-        self.draws_BK = torch.zeros(B, self.method.draws, device=self.device)
+        # can be captured: the order of the images, the number of the step, and random numbers for
+        # as many steps as BLOCK.
+        self.order_SB = torch.zeros(self.steps, B, dtype=torch.long, device=self.device)
+        self.step = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.draws_SBK = torch.zeros(BLOCK, B, self.method.draws, device=self.device)
+        self.partner_SB = torch.zeros(BLOCK, B, dtype=torch.long, device=self.device)
+        self.lam_S = torch.ones(BLOCK, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
-        self.warm_up_step = self._step(self.method.warm_up_loss, captured)
-        self.main_step = self._step(self.method.loss, captured)
+        self.warm_up_step = self._step(self.method.warm_up_loss)
+        self.main_step = self._step(self.method.loss)
+        self.tracking = {judge: self._tracking(judge) for judge in (False, True)}
+        self.validation = self._validation()
 
     @property
     def steps(self) -> int:
         """Steps in an epoch. The images of the last, incomplete batch wait for another epoch; the
         order is drawn anew each time."""
-        return len(self.images_NCHW) // self.settings.batch_size
+        return len(self.pixels) // self.settings.batch_size
 
     def in_warm_up(self, epoch: int) -> bool:
         return epoch < self.settings.warmup_epochs
@@ -80,16 +88,19 @@ class Session:
 
     def train_epoch(self, epoch: int) -> float:
         """All steps of an epoch (counted from 0); its mean loss, NaN where the weights are."""
-        seed, B = self.settings.seed, self.settings.batch_size
+        seed = self.settings.seed
         chance = torch.Generator(self.device).manual_seed(stream_seed(seed, "epoch", epoch))
         torch.manual_seed(stream_seed(seed, "layers", epoch))  # dropout and its like, in timm
         self.lr.fill_(learning_rate(self.settings, epoch))
         self.loss_sum.zero_()
+        self.step.zero_()
         self.network.train()
         step = self.warm_up_step if self.in_warm_up(epoch) else self.main_step
-        order_N = torch.randperm(len(self.images_NCHW), generator=chance, device=self.device)
-        for i in range(self.steps):
-            self._draw(order_N[i * B : (i + 1) * B], chance)
+        order_N = torch.randperm(len(self.pixels), generator=chance, device=self.device)
+        self.order_SB.copy_(order_N[: self.order_SB.numel()].view_as(self.order_SB))
+        for i, _ in enumerate(self.pixels.batches(self.order_SB)):
+            if i % BLOCK == 0:
+                self._draw(chance)
             step()
             self.teller.step()
         # What the last step did to the weights shows in no loss.
@@ -103,57 +114,108 @@ class Session:
 
     def track(self, epoch: int) -> Stages:
         """The tracking pass after an epoch."""
-        rule = {"noisy": pls.high_loss, "clean": pls.not_low_loss}[self.settings.threshold_on]
-        return track(
-            self.network,
-            self.views,
-            self.images_NCHW,
-            self.given_N,
-            self.memory,
-            is_noisy=partial(rule, threshold=self.settings.threshold),
-            judge_guesses=self.judges_guesses(epoch),
-        )
+        return self.tracking[self.judges_guesses(epoch)]()
 
     def validate(self) -> float | None:
         """Accuracy on the test images, where there are any."""
         test = self.data.test
-        if test is None:
-            return None
-        logits_NC = predict(self.network, self.views, test.images_NCHW)
-        return evaluate.accuracy(logits_NC, test.given_N.to(self.device))
+        return None if test is None else 100 * int(self.validation()) / len(test)
 
-    def _draw(self, index_B: Tensor, chance: torch.Generator) -> None:
-        """Fill in what is new in a step."""
-        self.index_B.copy_(index_B)
-        self.draws_BK.uniform_(generator=chance)
-        torch.randperm(len(index_B), generator=chance, out=self.partner_B)
-        self.lam.uniform_(generator=chance)
-        torch.maximum(self.lam, 1 - self.lam, out=self.lam)  # row 5
+    def _draw(self, chance: torch.Generator) -> None:
+        """Random numbers for the next BLOCK steps."""
+        self.draws_SBK.uniform_(generator=chance)
+        keys_SB = torch.rand(self.partner_SB.shape, generator=chance, device=self.device)
+        self.partner_SB.copy_(keys_SB.argsort(1))
+        self.lam_S.uniform_(generator=chance)
+        torch.maximum(self.lam_S, 1 - self.lam_S, out=self.lam_S)  # row 5
         if not self.settings.mixup:
-            self.lam.fill_(1)
+            self.lam_S.fill_(1)
 
-    def _step(self, loss_of: Loss, captured: bool) -> Step:
+    def _batch(self) -> Batch:
+        """What is new in a step."""
+        index_B = self.order_SB.index_select(0, self.step).squeeze(0)
+        now = self.step % BLOCK
+        return Batch(
+            index_B=index_B,
+            images_BCHW=self.pixels.batch(index_B),
+            given_B=self.given_N[index_B],
+            partner_B=self.partner_SB.index_select(0, now).squeeze(0),
+            lam=self.lam_S.index_select(0, now).squeeze(0),
+            draws_BK=self.draws_SBK.index_select(0, now).squeeze(0),
+        )
+
+    def _step(self, loss_of: Loss) -> Call[None]:
         """One update of the network, of fixed shapes and without a read-back to the host."""
+        if self.accelerate in ("auto", "full"):
+            loss_of = compiled(loss_of, self._failed("step could not be compiled"))
 
         def step() -> None:
-            batch = Batch(
-                index_B=self.index_B,
-                images_BCHW=self.images_NCHW[self.index_B],
-                given_B=self.given_N[self.index_B],
-                partner_B=self.partner_B,
-                lam=self.lam,
-                draws_BK=self.draws_BK,
-            )
             self.optimiser.zero_grad(set_to_none=True)
-            loss = loss_of(self.network, self.views, batch, self.memory)
+            loss = loss_of(self.network, self.views, self._batch(), self.memory)
             loss.backward()
             self.optimiser.step()
             self.loss_sum += loss.detach()
+            self.step += 1
 
-        def on_failure(reason: str) -> None:
-            self.teller.notice(f"the step could not be captured and runs slower ({reason})")
+        return self._captured(step, "step")
 
-        return capture(step, self.device, on_failure) if captured else step
+    def _tracking(self, judge_guesses: bool) -> Call[Stages]:
+        rule = {"noisy": pls.high_loss, "clean": pls.not_low_loss}[self.settings.threshold_on]
+
+        def tracking() -> Stages:
+            return track(
+                self.network,
+                self.views,
+                self.pixels,
+                self.given_N,
+                self.memory,
+                is_noisy=partial(rule, threshold=self.settings.threshold),
+                judge_guesses=judge_guesses,
+            )
+
+        return tracking if self.pixels.streamed else self._captured(tracking, "tracking pass")
+
+    def _validation(self) -> Call[Tensor]:
+        """Counts the test images that are classified as they are labelled."""
+        test = self.data.test
+        if test is None:
+            return lambda: torch.tensor(0)
+        pixels = self._place(test, "test images")
+        given_N = test.given_N.to(self.device)
+
+        def validation() -> Tensor:
+            logits = predict(self.network, self.views, pixels)
+            predicted_N = torch.cat([logits_BC.argmax(1) for logits_BC in logits])
+            return (predicted_N == given_N).sum()
+
+        return validation if pixels.streamed else self._captured(validation, "validation")
+
+    def _captured(self, call: Call[Result], what: str) -> Call[Result]:
+        if self.accelerate == "off":
+            return call
+        return capture(call, self._failed(f"{what} could not be captured"))
+
+    def _failed(self, what: str) -> Failed:
+        return lambda reason: self.teller.notice(f"the {what} and runs slower ({reason})")
+
+    def _accelerate_network(self) -> None:
+        """Our own networks compute by fused kernels; others can be compiled, each by itself."""
+        if self.accelerate not in ("auto", "full"):
+            return
+        self.network.fused = self.settings.network in networks.OWN and has_triton()
+        if self.accelerate == "full" and not self.network.fused:
+            self.network.backbone.compile(dynamic=False)
+        self.network.forward = left_as_it_is(self.network.forward)  # type: ignore[method-assign]
+
+    def _place(self, images: ImageSet, what: str) -> Resident:
+        pixels = place(images.images_NCHW, self.device, self.settings.images)
+        if pixels.streamed and self.settings.images == "auto":
+            size = images.images_NCHW.nbytes / 2**30
+            self.teller.say(
+                f"The {what} ({size:.1f} GiB) stay in the host's memory and are copied as they are "
+                "needed: on the device they would leave too little room for training."
+            )
+        return pixels
 
 
 def build_model(data: Data, settings: Settings, device: torch.device) -> Model:
@@ -245,6 +307,10 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= available:
         raise InputError(f"--device {name}: there is no such device on this machine")
     return device
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

@@ -3,7 +3,7 @@
 Shapes: N images, B of them at a time, C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from pseudoloss.memory import Memory
 from pseudoloss.methods.pls import pseudo_loss, trust_guesses
 from pseudoloss.mixture import Mixture, fit_two_modes
 from pseudoloss.networks import Network
+from pseudoloss.pixels import Resident
 from pseudoloss.views import Views
 
 PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
@@ -27,19 +28,18 @@ class Stages(NamedTuple):
 
 
 @torch.no_grad()
-def predict(network: Network, views: Views, images_NCHW: Tensor) -> Tensor:
-    """Logits of the plain views, in evaluation mode; the images may lie on another device."""
+def predict(network: Network, views: Views, pixels: Resident) -> Iterator[Tensor]:
+    """Logits of the plain views, in evaluation mode, of one part of the images after another."""
     network.eval()
-    device = views.mean_C.device
-    parts = images_NCHW.split(images_at_once(views))
-    return torch.cat([network(views.plain(part.to(device)))[0] for part in parts])
+    for images_BCHW in pixels.parts(images_at_once(views)):
+        yield network(views.plain(images_BCHW))[0]
 
 
 @torch.no_grad()
 def track(
     network: Network,
     views: Views,
-    images_NCHW: Tensor,
+    pixels: Resident,
     given_N: Tensor,
     memory: Memory,
     *,
@@ -51,13 +51,12 @@ def track(
     `is_noisy` is stage 1's rule. Stage 2 waits until an epoch has left guesses (`judge_guesses`);
     until then trust is 1 (row 11).
     """
-    network.eval()
-    at_once = images_at_once(views)
-    for start in range(0, len(images_NCHW), at_once):
-        part = slice(start, start + at_once)
-        logits_BC, _ = network(views.plain(images_NCHW[part]))
+    start = 0
+    for logits_BC in predict(network, views, pixels):
+        part = slice(start, start + len(logits_BC))
+        start = part.stop
         memory.loss_N[part] = F.cross_entropy(logits_BC, given_N[part], reduction="none")
-        memory.pseudo_loss_N[part] = pseudo_loss(memory.guess_NC[part], logits_BC)
+        memory.pseudo_loss_N[part] = pseudo_loss(memory.guesses(part), logits_BC)
         memory.predicted_N[part] = logits_BC.argmax(1)
 
     stage1 = fit_two_modes(memory.loss_N)

@@ -194,21 +194,29 @@ class PLS:
             [WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1
         )
         weak_view = views.weak(images_BCHW, first_draws)
+        for_guesses, for_losses = [], [mix(weak_view, partner_B, lam)]
+        if self.correct:
+            for_guesses = [weak_view, views.weak(images_BCHW, second_draws)]
+        if self.contrast:
+            for_losses.append(views.strong(images_BCHW, strong_draws))
+        guessed, seen = self.forward(network, for_guesses, for_losses)
+
         target_BC = F.one_hot(given_B, len(self.prior_C)).float()
         if self.correct:
-            guess_BC = self.guess(network, weak_view, views.weak(images_BCHW, second_draws))
-            memory.guess_NC[index_B] = guess_BC
+            (first_BC, _), (second_BC, _) = guessed
+            guess_BC = guess_labels(first_BC, second_BC, self.gamma, self.normalise)
+            memory.remember_guesses(index_B, guess_BC)
             target_BC = torch.where(memory.noisy_N[index_B, None], guess_BC, target_BC)
         w_B = memory.trust_N[index_B]
         full_B = torch.ones_like(w_B)
 
-        logits_BC, weak_BD = network(mix(weak_view, partner_B, lam))
+        logits_BC, weak_BD = seen[0]
         w_classif_B = w_B if self.trust_in_classification else full_B
         loss = self.classification(logits_BC, target_BC, w_classif_B, partner_B, lam)
         if self.balance > 0:
             loss = loss + self.balance * class_balance(logits_BC, self.prior_C)
         if self.contrast:
-            _, strong_BD = network(views.strong(images_BCHW, strong_draws))
+            _, strong_BD = seen[1]
             class_BC = self.contrastive_class(target_BC, partner_B, lam)
             label_BX = contrastive_label(class_BC, w_B if self.trust_in_contrast else full_B)
             L_BB = label_similarity(label_BX, partner_B, lam)
@@ -216,12 +224,18 @@ class PLS:
             loss = loss + contrastive_loss(P_BB, L_BB)
         return loss
 
-    @torch.no_grad()
-    def guess(self, network: Network, first: Tensor, second: Tensor) -> Tensor:
-        """ŷ from two views, in training mode as released: batch statistics count, and the running
-        ones move (row 12)."""
-        network.train(not self.guess_in_eval)
-        first_BC, _ = network(first)
-        second_BC, _ = network(second)
+    def forward(
+        self, network: Network, for_guesses: list[Tensor], for_losses: list[Tensor]
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+        """What the network makes of all views, those for guesses first and without gradients.
+
+        In training mode as released: batch statistics count, and the running ones move (row 12).
+        """
+        count = len(for_guesses)
+        if not self.guess_in_eval:
+            outputs = network.together(*for_guesses, *for_losses, free=count)
+            return outputs[:count], outputs[count:]
+        network.eval()
+        guessed = network.together(*for_guesses, free=count)
         network.train()
-        return guess_labels(first_BC, second_BC, self.gamma, self.normalise)
+        return guessed, network.together(*for_losses)

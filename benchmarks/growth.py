@@ -1,0 +1,310 @@
+"""How time and memory grow with the images, the classes and the size of an image.
+
+    python benchmarks/growth.py [--out FILE.json] [--plot FILE.svg] [--quick]
+
+On the CPU and, where there is one, on the GPU:
+
+- the memory (`memory.py`): bytes an image, its given label included;
+- the mixtures of both stages: the first over all images, the second over half of them; seconds, and
+  the most memory they hold at a time, results included;
+- the views of a step: two weak ones and a strong one, milliseconds an image;
+- guesses: remembering a batch of them and computing its pseudo-loss, milliseconds a batch.
+
+A time is the median of several calls. Peak memory on the CPU is the growth of the resident set, in
+a process of its own that hands freed memory back at once. --quick tries tiny ranges only.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import machine
+from pseudoloss.memory import Memory
+from pseudoloss.methods.pls import pseudo_loss
+from pseudoloss.mixture import fit_two_modes
+from pseudoloss.views import STRONG_DRAWS, WEAK_DRAWS, Views
+
+IMAGES = (10**4, 10**5, 10**6, 10**7)
+CLASSES = (10, 100, 10**3, 10**4)
+SIZES = (32, 64, 128, 224)
+QUICK = ((10**3, 10**4), (10, 20), (8, 16))
+BATCH = {"cpu": 32, "cuda": 256}  # of images, for the views
+GUESSES = 256  # in a batch
+SECONDS = 2.0  # spent on one measurement, after three calls at least
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+Rows = list[dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="the JSON to write")
+    parser.add_argument("--plot", type=Path, help="the picture to draw (.svg; needs matplotlib)")
+    parser.add_argument("--quick", action="store_true", help="tiny ranges")
+    parser.add_argument("--resident", type=int, help=argparse.SUPPRESS)  # see resident_growth
+    args = parser.parse_args()
+    if args.resident:
+        print(resident_growth(args.resident))
+        return
+    images, classes, sizes = QUICK if args.quick else (IMAGES, CLASSES, SIZES)
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    result = {
+        "command": command(args),
+        "commit": machine.commit(),
+        "hardware": machine.hardware(),
+        "versions": machine.versions(),
+        "threads": torch.get_num_threads(),
+        "memory": memory_rows(images, classes),
+        "mixtures": [mixture_row(n, device) for device in devices for n in images],
+        "views": [view_row(size, device) for device in devices for size in sizes],
+        "guesses": [guess_row(c, device) for device in devices for c in classes],
+    }
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    if args.plot:
+        plot(result, args.plot)
+
+
+def command(args: argparse.Namespace) -> str:
+    """The command without the folders of this machine."""
+    words = ["python", "benchmarks/growth.py"]
+    words += ["--quick"] if args.quick else []
+    words += ["--out", f"benchmarks/results/{args.out.name}"] if args.out else []
+    words += ["--plot", f"docs/{args.plot.name}"] if args.plot else []
+    return shlex.join(words)
+
+
+def tell(row: dict[str, Any], text: str) -> dict[str, Any]:
+    print(text, flush=True)
+    return row
+
+
+# ------------------------------------------------------------------------------ what is measured
+
+
+def memory_rows(images: Sequence[int], classes: Sequence[int]) -> Rows:
+    rows = []
+    for n in images:
+        for c in classes:
+            given_N = torch.arange(n) % c
+            tensors = [given_N, *Memory.of(given_N, c).tensors().values()]
+            size = sum(tensor.nbytes for tensor in tensors) / n
+            row = {"images": n, "classes": c, "bytes_an_image": size}
+            rows.append(tell(row, f"memory    {n:>10,} images {c:>7,} classes  {size:.0f} bytes"))
+    return rows
+
+
+def mixture_row(n: int, device: str) -> dict[str, Any]:
+    values_N, noisy_N = losses(n, device)
+    both_stages(values_N, noisy_N)
+    peak = resident_growth_apart(n) if device == "cpu" else cuda_growth(values_N, noisy_N)
+    seconds = clock(lambda: both_stages(values_N, noisy_N), device)
+    row = {"device": device, "images": n, "seconds": seconds, "peak_bytes": peak}
+    held = "unknown" if peak is None else f"{peak / 1e6:.1f} MB"
+    return tell(row, f"mixtures  {n:>10,} images on {device:4}  {seconds:8.4f} s  {held}")
+
+
+def view_row(size: int, device: str) -> dict[str, Any]:
+    B = BATCH[device]
+    random = torch.Generator(device).manual_seed(0)
+    images_BCHW = torch.randint(
+        0, 256, (B, 3, size, size), dtype=torch.uint8, generator=random, device=device
+    )
+    draws_BK = torch.rand(B, 2 * WEAK_DRAWS + STRONG_DRAWS, generator=random, device=device)
+    first, second, strong = draws_BK.split([WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1)
+    mean_C, std_C = (torch.full((3,), value, device=device) for value in (0.5, 0.25))
+    views = Views(mean_C, std_C, (size, size), size // 8, True)
+
+    def weak_ones() -> None:
+        views.weak(images_BCHW, first)
+        views.weak(images_BCHW, second)
+
+    weak = 1e3 * clock(weak_ones, device) / B
+    strong_one = 1e3 * clock(lambda: views.strong(images_BCHW, strong), device) / B
+    row = {"device": device, "size": size, "batch": B, "weak_ms": weak, "strong_ms": strong_one}
+    return tell(
+        row,
+        f"views     {size:>10} pixels on {device:4}  weak ×2 {weak:.4f} ms  "
+        f"strong {strong_one:.4f} ms  an image",
+    )
+
+
+def guess_row(c: int, device: str) -> dict[str, Any]:
+    random = torch.Generator(device).manual_seed(0)
+    n = 100 * GUESSES
+    memory = Memory.of(torch.arange(n, device=device) % c, c)
+    index_B = torch.randperm(n, generator=random, device=device)[:GUESSES]
+    logits_BC = 3 * torch.randn(GUESSES, c, generator=random, device=device)
+    guess_BC = logits_BC.softmax(1)
+    part = slice(0, GUESSES)
+    remember = 1e3 * clock(lambda: memory.remember_guesses(index_B, guess_BC), device)
+    judge = 1e3 * clock(lambda: pseudo_loss(memory.guesses(part), logits_BC), device)
+    row = {
+        "device": device,
+        "classes": c,
+        "batch": GUESSES,
+        "remember_ms": remember,
+        "pseudo_loss_ms": judge,
+    }
+    return tell(
+        row,
+        f"guesses   {c:>10,} classes on {device:4}  remembered {remember:.3f} ms  "
+        f"pseudo-loss {judge:.3f} ms  a batch of {GUESSES}",
+    )
+
+
+# ------------------------------------------------------------------------------- how it is measured
+
+
+def losses(n: int, device: str) -> tuple[Tensor, Tensor]:
+    """Losses of clean and noisy images, roughly; and a random half of the images."""
+    random = torch.Generator(device).manual_seed(0)
+    values_N = torch.randn(n, generator=random, device=device)
+    chance_N = torch.rand(n, generator=random, device=device)
+    values_N.mul_(0.5).add_(chance_N < 0.4, alpha=4).abs_()
+    return values_N, chance_N.uniform_(generator=random) < 0.5
+
+
+def both_stages(values_N: Tensor, noisy_N: Tensor) -> None:
+    fit_two_modes(values_N)
+    fit_two_modes(values_N, noisy_N)
+
+
+def clock(call: Callable[[], object], device: str) -> float:
+    """Median of the seconds of a call."""
+    call()
+    seconds: list[float] = []
+    while len(seconds) < 3 or (sum(seconds) < SECONDS and len(seconds) < 100):
+        wait(device)
+        start = time.perf_counter()
+        call()
+        wait(device)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def cuda_growth(values_N: Tensor, noisy_N: Tensor) -> int:
+    """The most bytes that both stages hold at a time."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    both_stages(values_N, noisy_N)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def resident_growth_apart(n: int) -> int | None:
+    """`resident_growth` in a process of its own; None where the system does not tell."""
+    if not CLEAR.exists():
+        return None
+    # Freed memory that the allocator keeps would be used again, and not be seen to grow.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, __file__, "--resident", str(n)]
+    done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
+    return int(done.stdout)
+
+
+def resident_growth(n: int) -> int:
+    values_N, noisy_N = losses(n, "cpu")
+    both_stages(values_N[:1000], noisy_N[:1000])  # what is loaded or set up once
+    before = resident("VmRSS")
+    CLEAR.write_text("5")  # the peak begins anew
+    both_stages(values_N, noisy_N)
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> int:
+    """Bytes, by a line of the process's status."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+# ----------------------------------------------------------------------------------- the picture
+
+COLOURS = ("#0b6e99", "#d9730d", "#6940a5", "#0f7b6c")
+NAMES = {"cpu": "CPU", "cuda": "GPU"}
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Small multiples on logarithmic axes: a thing that grows in each."""
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("--plot needs matplotlib: pip install matplotlib")
+    matplotlib.use("Agg")
+    matplotlib.rcParams |= {"font.size": 9, "svg.hashsalt": "growth", "svg.fonttype": "none"}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.4), layout="constrained")
+
+    def panel(place: int, title: str, x: str, y: str) -> Any:
+        axis = axes.flat[place]
+        axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
+        axis.set_title(title, loc="left", fontweight="bold", fontsize=9)
+        axis.grid(color="#e4e4e4", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        return axis
+
+    def line(axis: Any, x: Sequence[float], y: Sequence[float], label: str) -> None:
+        axis.plot(x, y, "o-", markersize=4, color=COLOURS[len(axis.lines)], label=label)
+
+    def lines(axis: Any, table: str, x: str, parts: dict[str, str], unit: float = 1) -> None:
+        """A line for each device and part."""
+        for device in dict.fromkeys(row["device"] for row in result[table]):
+            for key, name in parts.items():
+                rows = [row for row in result[table] if row["device"] == device and row[key]]
+                label = ", ".join(filter(None, [name, NAMES[device]]))
+                line(axis, [row[x] for row in rows], [row[key] * unit for row in rows], label)
+
+    memory = result["memory"]
+    most, widest = (max(row[key] for row in memory) for key in ("images", "classes"))
+    axis = panel(0, "Memory of an image", "classes", "bytes an image")
+    rows = [row for row in memory if row["images"] == most]
+    classes = [row["classes"] for row in rows]
+    line(axis, classes, [row["bytes_an_image"] for row in rows], "as remembered")
+    axis.plot(classes, [4 * c for c in classes], ":", color="#777777", label="a float a class")
+
+    axis = panel(1, "Memory of all images", "images", "MB")
+    rows = [row for row in memory if row["classes"] == widest]
+    total = [row["bytes_an_image"] * row["images"] / 1e6 for row in rows]
+    line(axis, [row["images"] for row in rows], total, f"{widest:,} classes")
+
+    axis = panel(2, f"A batch of {GUESSES} guesses", "classes", "milliseconds")
+    parts = {"remember_ms": "remembering", "pseudo_loss_ms": "pseudo-loss"}
+    lines(axis, "guesses", "classes", parts)
+
+    axis = panel(3, "Both mixtures: time", "images", "seconds")
+    lines(axis, "mixtures", "images", {"seconds": ""})
+
+    axis = panel(4, "Both mixtures: most memory held", "images", "MB")
+    lines(axis, "mixtures", "images", {"peak_bytes": ""}, unit=1e-6)
+
+    axis = panel(5, "Views of a step", "pixels across", "milliseconds an image")
+    lines(axis, "views", "size", {"weak_ms": "two weak", "strong_ms": "strong"})
+    sizes = sorted({row["size"] for row in result["views"]})
+    axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.set_xticks([], minor=True)
+
+    for axis in axes.flat:
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+if __name__ == "__main__":
+    main()

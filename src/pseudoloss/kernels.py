@@ -1,0 +1,390 @@
+"""Triton kernels for what a network does between its convolutions.
+
+Batch normalisation in training reads its input twice and writes it once; with the residual sum
+before it, the ReLU behind it and their gradients, plain calls pass over the same memory many times
+more. Here every pass does all it can, and there are two forward and two backward.
+
+Tensors are channels-last, so they are read as tables of M rows (image, row, column) by C channels.
+Images can come as G groups of one size, each normalised by its own statistics, as if it had passed
+through the network alone. Sums are taken part by part in a fixed order, so results repeat.
+
+Shapes: G groups, M rows of a group, C channels, P parts of a group's sum.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+TILE = 4096  # values that a program works on at a time
+CHANNELS = 64  # ... of so many channels
+PROGRAMS = 132 * 2  # enough to keep a large GPU busy, for sums
+WARPS = 8
+STAGES = 4
+FEW = 8  # channels whose parts a program adds up
+
+
+# ------------------------------------------------------------------------------------ kernels
+
+
+@triton.jit
+def _means(sum_GPC, g, c, G, C, parts, rows, BP: tl.constexpr):
+    """(G, C): the parts of each group added up, as means over its rows."""
+    p = tl.arange(0, BP)
+    total = tl.zeros([g.shape[0], BP, c.shape[0]], tl.float32)
+    for start in range(0, parts, BP):
+        row = (g * parts)[:, None] + (start + p)[None, :]
+        inside = (g < G)[:, None] & (start + p < parts)[None, :]
+        at = row[:, :, None] * C + c[None, None, :]
+        total += tl.load(sum_GPC + at, inside[:, :, None] & (c < C)[None, None, :], 0.0)
+    return tl.sum(total, 1) / rows
+
+
+@triton.jit
+def _sums(
+    x, skip, total, sum_GPC, square_GPC, rows, C, parts,
+    HAS_SKIP: tl.constexpr, R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of x and x², each less the first row of the group, so that no mean is so large
+    that its square swallows the variance. With a skip: of x + skip, which is kept."""
+    part, g = tl.program_id(0), tl.program_id(2)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    first = g.to(tl.int64) * rows
+    origin = tl.load(x + first * C + c, c < C, 0.0)
+    if HAS_SKIP:
+        origin_skip = tl.load(skip + first * C + c, c < C, 0.0)
+        origin = (origin.to(tl.float32) + origin_skip.to(tl.float32)).to(x.dtype.element_ty)
+    origin = origin.to(tl.float32)
+    sums = tl.zeros([R, BC], tl.float32)
+    squares = tl.zeros([R, BC], tl.float32)
+    for start in tl.range(part * R, rows, parts * R, num_stages=STAGES):
+        r = start + tl.arange(0, R)
+        inside = (r < rows)[:, None] & (c < C)[None, :]
+        at = (first + r)[:, None] * C + c[None, :]
+        value = tl.load(x + at, inside, 0.0)
+        if HAS_SKIP:
+            there = tl.load(skip + at, inside, 0.0)
+            value = (value.to(tl.float32) + there.to(tl.float32)).to(x.dtype.element_ty)
+            tl.store(total + at, value, inside)
+        value = tl.where(inside, value.to(tl.float32) - origin[None, :], 0.0)
+        sums += value
+        squares += value * value
+    mine = (g * parts + part) * C + c
+    tl.store(sum_GPC + mine, tl.sum(sums, 0), c < C)
+    tl.store(square_GPC + mine, tl.sum(squares, 0), c < C)
+
+
+@triton.jit
+def _moments(
+    total, sum_GPC, square_GPC, mean_GC, rstd_GC, running_mean, running_var, batches,
+    rows, C, parts, momentum, eps,
+    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Mean and 1/σ of each group, and the running statistics as if they had been moved by one
+    group after another."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    g = tl.arange(0, BG)
+    inside = (g < G)[:, None] & (c < C)[None, :]
+    at = g[:, None] * C + c[None, :]
+    offset = _means(sum_GPC, g, c, G, C, parts, rows, BP)
+    variance = _means(square_GPC, g, c, G, C, parts, rows, BP) - offset * offset
+    variance = tl.where(variance < 0, 0.0, variance)  # keeps NaN
+    first = (g.to(tl.int64) * rows)[:, None] * C + c[None, :]
+    mean = tl.load(total + first, inside, 0.0).to(tl.float32) + offset
+    tl.store(mean_GC + at, mean, inside)
+    tl.store(rstd_GC + at, 1 / tl.sqrt(variance + eps), inside)
+
+    # The last group weighs `momentum`, the one before 1 - momentum times that, and so on.
+    kept = tl.exp2((G - g) * tl.log2(1 - momentum))
+    weight = tl.where(g < G, momentum * tl.exp2((G - 1 - g) * tl.log2(1 - momentum)), 0.0)[:, None]
+    before = tl.sum(tl.where(g == 0, kept, 0.0), 0)
+    average = before * tl.load(running_mean + c, c < C, 0.0) + tl.sum(weight * mean, 0)
+    spread = tl.sum(weight * variance, 0) * (rows / (rows - 1.0))
+    spread += before * tl.load(running_var + c, c < C, 0.0)
+    tl.store(running_mean + c, average, c < C)
+    tl.store(running_var + c, spread, c < C)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + G)
+
+
+@triton.jit
+def _apply(
+    x, skip, total, out, mean_GC, scale_GC, weight, bias, rows, C, eps,
+    HAS_SKIP: tl.constexpr, RUNNING: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """ReLU of the normalised values. RUNNING: `scale_GC` holds variances, of all groups alike;
+    else 1/σ. With a skip, x + skip is normalised and kept."""
+    g = tl.program_id(2)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    # Backwards: what the sums before have read last is still in the cache.
+    r = (tl.num_programs(0) - 1 - tl.program_id(0)) * R + tl.arange(0, R)
+    inside = (r < rows)[:, None] & (c < C)[None, :]
+    at = (g.to(tl.int64) * rows + r)[:, None] * C + c[None, :]
+    statistics = c if RUNNING else g * C + c
+    mean = tl.load(mean_GC + statistics, c < C, 0.0)
+    rstd = tl.load(scale_GC + statistics, c < C, 1.0)
+    if RUNNING:
+        rstd = 1 / tl.sqrt(rstd + eps)
+    scale = rstd * tl.load(weight + c, c < C, 0.0)
+    shift = tl.load(bias + c, c < C, 0.0)
+    value = tl.load(x + at, inside, 0.0)
+    if HAS_SKIP:
+        there = tl.load(skip + at, inside, 0.0)
+        value = (value.to(tl.float32) + there.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(total + at, value, inside)
+    y = (value.to(tl.float32) - mean[None, :]) * scale[None, :] + shift[None, :]
+    tl.store(out + at, tl.where(y < 0, 0.0, y).to(x.dtype.element_ty), inside)  # keeps NaN
+
+
+@triton.jit
+def _gradient_sums(
+    d_out, total, mean_GC, rstd_GC, weight, bias, sum_GPC, product_GPC, rows, C, parts,
+    R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of the gradient behind the ReLU, and of its product with the normalised x."""
+    part, g = tl.program_id(0), tl.program_id(2)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    first = g.to(tl.int64) * rows
+    mean = tl.load(mean_GC + g * C + c, c < C, 0.0)[None, :]
+    rstd = tl.load(rstd_GC + g * C + c, c < C, 0.0)[None, :]
+    scale = rstd * tl.load(weight + c, c < C, 0.0)[None, :]
+    shift = tl.load(bias + c, c < C, 0.0)[None, :]
+    sums = tl.zeros([R, BC], tl.float32)
+    products = tl.zeros([R, BC], tl.float32)
+    for start in tl.range(part * R, rows, parts * R, num_stages=STAGES):
+        r = start + tl.arange(0, R)
+        inside = (r < rows)[:, None] & (c < C)[None, :]
+        at = (first + r)[:, None] * C + c[None, :]
+        centred = tl.load(total + at, inside, 0.0).to(tl.float32) - mean
+        grad = tl.load(d_out + at, inside, 0.0).to(tl.float32)
+        grad = tl.where(centred * scale + shift <= 0, 0.0, grad)
+        sums += grad
+        products += grad * (centred * rstd)
+    mine = (g * parts + part) * C + c
+    tl.store(sum_GPC + mine, tl.sum(sums, 0), c < C)
+    tl.store(product_GPC + mine, tl.sum(products, 0), c < C)
+
+
+@triton.jit
+def _gradient_moments(
+    sum_GPC, product_GPC, sum_GC, product_GC, d_weight, d_bias, rows, C, parts,
+    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Means of both for each group, and the gradients of weight and bias."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    g = tl.arange(0, BG)
+    inside = (g < G)[:, None] & (c < C)[None, :]
+    at = g[:, None] * C + c[None, :]
+    summed = _means(sum_GPC, g, c, G, C, parts, rows, BP)
+    multiplied = _means(product_GPC, g, c, G, C, parts, rows, BP)
+    tl.store(sum_GC + at, summed, inside)
+    tl.store(product_GC + at, multiplied, inside)
+    tl.store(d_weight + c, tl.sum(multiplied, 0) * rows, c < C)
+    tl.store(d_bias + c, tl.sum(summed, 0) * rows, c < C)
+
+
+@triton.jit
+def _gradient(
+    d_out, d_total, total, d_x, mean_GC, rstd_GC, sum_GC, product_GC, weight, bias, rows, C,
+    HAS_TOTAL: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, and of the skip: from behind the ReLU and, where x + skip was used
+    elsewhere, from there."""
+    g = tl.program_id(2)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    # Backwards: what the sums before have read last is still in the cache.
+    r = (tl.num_programs(0) - 1 - tl.program_id(0)) * R + tl.arange(0, R)
+    inside = (r < rows)[:, None] & (c < C)[None, :]
+    at = (g.to(tl.int64) * rows + r)[:, None] * C + c[None, :]
+    mean = tl.load(mean_GC + g * C + c, c < C, 0.0)[None, :]
+    rstd = tl.load(rstd_GC + g * C + c, c < C, 0.0)[None, :]
+    summed = tl.load(sum_GC + g * C + c, c < C, 0.0)[None, :]
+    multiplied = tl.load(product_GC + g * C + c, c < C, 0.0)[None, :]
+    scale = rstd * tl.load(weight + c, c < C, 0.0)[None, :]
+    shift = tl.load(bias + c, c < C, 0.0)[None, :]
+    centred = tl.load(total + at, inside, 0.0).to(tl.float32) - mean
+    grad = tl.load(d_out + at, inside, 0.0).to(tl.float32)
+    grad = tl.where(centred * scale + shift <= 0, 0.0, grad)
+    grad = scale * (grad - summed - centred * rstd * multiplied)
+    if HAS_TOTAL:
+        grad += tl.load(d_total + at, inside, 0.0).to(tl.float32)
+    tl.store(d_x + at, grad.to(d_x.dtype.element_ty), inside)
+
+
+@triton.jit
+def _every_second(
+    x, small, rows, height, width, small_height, small_width, C,
+    ADD: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Every second pixel of every second row of x into a small image; or the small image added
+    there."""
+    r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = (r < rows)[:, None] & (c < C)[None, :]
+    image, y = r // (small_width * small_height), (r // small_width) % small_height
+    there = (image * height + 2 * y) * width + 2 * (r % small_width)
+    at = there[:, None] * C + c[None, :]
+    small_at = r[:, None] * C + c[None, :]
+    if ADD:
+        value = tl.load(small + small_at, inside, 0.0).to(tl.float32)
+        value += tl.load(x + at, inside, 0.0).to(tl.float32)
+        tl.store(x + at, value.to(x.dtype.element_ty), inside)
+    else:
+        tl.store(small + small_at, tl.load(x + at, inside, 0.0), inside)
+
+
+@triton.jit
+def _patches(
+    x, out, pixels, height, width,
+    C: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """The 3×3 neighbourhood of each pixel as a row of 9·C values, filled up with zeros to K."""
+    pixel = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    k = tl.arange(0, K)
+    row, column = (pixel // width) % height, pixel % width
+    down, across = k // (3 * C) - 1, (k // C) % 3 - 1
+    y, x_ = row[:, None] + down[None, :], column[:, None] + across[None, :]
+    inside = (y >= 0) & (y < height) & (x_ >= 0) & (x_ < width) & (k < 9 * C)[None, :]
+    inside &= (pixel < pixels)[:, None]
+    there = (pixel[:, None] + (down * width + across)[None, :]) * C + (k % C)[None, :]
+    value = tl.load(x + there, inside, 0.0)
+    tl.store(
+        out + pixel[:, None] * K + k[None, :],
+        value.to(out.dtype.element_ty),
+        (pixel < pixels)[:, None],
+    )
+
+
+# ------------------------------------------------------------------------------------ calls
+
+
+def norm_relu(
+    norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None, groups: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x + skip, the ReLU of its norm, and the statistics (mean, 1/σ) of each group, in training."""
+    G, M, C = _table(x, groups)
+    R, BC = _tile(C)
+    blocks = triton.cdiv(C, BC)
+    P = _parts(G, M, C)
+    total = x if skip is None else torch.empty_like(x)
+    out = torch.empty_like(x)
+    sums, squares = x.new_empty((2, G, P, C), dtype=torch.float32)
+    mean, rstd = x.new_empty((2, G, C), dtype=torch.float32)
+    _sums[(P, blocks, G)](
+        x, skip, total, sums, squares, M, C, P, skip is not None, R, BC, STAGES, num_warps=WARPS
+    )
+    _moments[(triton.cdiv(C, FEW),)](
+        total, sums, squares, mean, rstd, norm.running_mean, norm.running_var,
+        norm.num_batches_tracked, M, C, P, norm.momentum, norm.eps, *_few(G, P),
+    )  # fmt: skip
+    _apply[(triton.cdiv(M, R), blocks, G)](
+        total, None, None, out, mean, rstd, norm.weight, norm.bias, M, C, norm.eps,
+        False, False, R, BC, num_warps=WARPS,
+    )  # fmt: skip
+    return total, out, mean, rstd
+
+
+def norm_relu_running(
+    norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x + skip, and the ReLU of its norm, by the running statistics."""
+    G, M, C = _table(x, 1)
+    R, BC = _tile(C)
+    total = x if skip is None else torch.empty_like(x)
+    out = torch.empty_like(x)
+    _apply[(triton.cdiv(M, R), triton.cdiv(C, BC), G)](
+        x, skip, total, out, norm.running_mean, norm.running_var, norm.weight, norm.bias,
+        M, C, norm.eps, skip is not None, True, R, BC, num_warps=WARPS,
+    )  # fmt: skip
+    return total, out
+
+
+def norm_relu_gradient(
+    norm: nn.BatchNorm2d,
+    d_out: Tensor,
+    d_total: Tensor | None,
+    total: Tensor,
+    mean_GC: Tensor,
+    rstd_GC: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x (the skip's is the same), weight and bias."""
+    G, M, C = _table(total, len(mean_GC))
+    R, BC = _tile(C)
+    blocks = triton.cdiv(C, BC)
+    P = _parts(G, M, C)
+    sums, products = total.new_empty((2, G, P, C), dtype=torch.float32)
+    summed, multiplied = total.new_empty((2, G, C), dtype=torch.float32)
+    d_weight, d_bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
+    d_x = torch.empty_like(total)
+    _gradient_sums[(P, blocks, G)](
+        d_out, total, mean_GC, rstd_GC, norm.weight, norm.bias, sums, products, M, C, P,
+        R, BC, STAGES, num_warps=WARPS,
+    )  # fmt: skip
+    _gradient_moments[(triton.cdiv(C, FEW),)](
+        sums, products, summed, multiplied, d_weight, d_bias, M, C, P, *_few(G, P)
+    )
+    _gradient[(triton.cdiv(M, R), blocks, G)](
+        d_out, d_total, total, d_x, mean_GC, rstd_GC, summed, multiplied, norm.weight, norm.bias,
+        M, C, d_total is not None, R, BC, num_warps=WARPS,
+    )  # fmt: skip
+    return d_x, d_weight, d_bias
+
+
+def every_second(x: Tensor) -> Tensor:
+    """x[:, :, ::2, ::2], in memory of its own."""
+    B, C, height, width = x.shape
+    shape = (B, C, (height + 1) // 2, (width + 1) // 2)
+    small = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    _for_every_second(x, small, add=False)
+    return small
+
+
+def add_to_every_second(x: Tensor, small: Tensor) -> None:
+    """x[:, :, ::2, ::2] += small."""
+    _for_every_second(x, small, add=True)
+
+
+def _for_every_second(x: Tensor, small: Tensor, add: bool) -> None:
+    B, C, height, width = small.shape
+    R, BC = _tile(C)
+    rows = B * height * width
+    _every_second[(triton.cdiv(rows, R), triton.cdiv(C, BC))](
+        x, small, rows, *x.shape[2:], height, width, C, add, R, BC, num_warps=WARPS
+    )
+
+
+def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The 3×3 neighbourhoods of every pixel: (pixels, K), the taps first and channels last."""
+    B, C, height, width = x.shape
+    pixels = B * height * width
+    K = triton.next_power_of_2(9 * C)
+    out = x.new_empty((pixels, K), dtype=dtype)
+    R = TILE // K
+    _patches[(triton.cdiv(pixels, R),)](x, out, pixels, height, width, C, K, R)
+    return out
+
+
+def _few(G: int, P: int) -> tuple[int, int, int, int]:
+    """Groups, and the sizes of the tile that adds up parts."""
+    groups: int = triton.next_power_of_2(G)
+    parts: int = max(16, min(triton.next_power_of_2(P), 1024 // groups))
+    return G, groups, parts, FEW
+
+
+def _table(x: Tensor, groups: int) -> tuple[int, int, int]:
+    B, C, height, width = x.shape
+    return groups, B // groups * height * width, C
+
+
+def _tile(C: int) -> tuple[int, int]:
+    channels: int = min(CHANNELS, triton.next_power_of_2(C))
+    rows: int = TILE // channels
+    return rows, channels
+
+
+def _parts(G: int, M: int, C: int) -> int:
+    """In how many parts a group is summed."""
+    R, BC = _tile(C)
+    most: int = PROGRAMS // (G * triton.cdiv(C, BC))
+    parts: int = max(1, min(triton.cdiv(M, R), most))
+    return parts

@@ -1,0 +1,328 @@
+"""How our networks compute: as plain calls, or on CUDA in fewer and faster kernels.
+
+Both give the same network. `Plain` is the definition. `Fused` passes over memory less often, and
+takes several batches through the convolutions at once while each keeps statistics of its own; those
+that need no gradient go along with those that do.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Plain:
+    """One call of torch for each thing. What flows through a network is a tensor of images."""
+
+    def first(self, conv: nn.Conv2d, x: Tensor) -> Any:
+        """The first convolution, of the images themselves."""
+        return conv(x)
+
+    def conv(self, conv: nn.Conv2d, x: Any) -> Any:
+        return conv(x)
+
+    def norm_relu(self, norm: nn.BatchNorm2d, x: Any, skip: Any = None) -> tuple[Any, Any]:
+        """x + skip, and the ReLU of its norm."""
+        total = x if skip is None else x + skip
+        return total, F.relu(norm(total))
+
+    def downsample(self, conv: nn.Conv2d, shortcut: nn.Conv2d, x: Any) -> tuple[Any, Any]:
+        """A convolution that halves the image, and the 1×1 shortcut around it."""
+        return conv(x), shortcut(x)
+
+    def pool(self, x: Any, skip: Any = None) -> Tensor:
+        """The mean over an image, of x + skip."""
+        total = x if skip is None else x + skip
+        return cast(Tensor, total.mean((2, 3)))
+
+
+class Flow(NamedTuple):
+    """What flows through a fused network: all images, as far as values go; and the same memory of
+    those that need a gradient, which stand last, as autograd sees them."""
+
+    images: Tensor
+    graded: Tensor
+
+
+class Fused(Plain):
+    """Triton kernels between the convolutions, and matrix products where cuDNN is slow.
+
+    Args:
+        weights: the convolutions' weights as they are to be used, by the parameter.
+        groups: the batch is so many batches of one size, one behind the other.
+        free: so many of them, from the front, need no gradient.
+        beside: where the gradients of weights are computed.
+    """
+
+    def __init__(
+        self, weights: dict[Tensor, Tensor], groups: int, free: int, beside: "Beside"
+    ) -> None:
+        self.weights, self.beside = weights, beside
+        self.groups, self.free = groups, free
+
+    def first(self, conv: nn.Conv2d, x: Tensor) -> Flow:
+        weight = self.weights[conv.weight]
+        at = len(x) // self.groups * self.free
+        if conv.kernel_size != (3, 3) or conv.stride != (1, 1) or conv.in_channels > 3:
+            x = x.to(weight.dtype)
+            return self.conv(conv, Flow(x, x[at:]))
+        x = x.contiguous(memory_format=torch.channels_last)
+        return Flow(*_First.apply(x, weight, at, self.beside))  # type: ignore[no-untyped-call]
+
+    def conv(self, conv: nn.Conv2d, x: Flow) -> Flow:
+        weight = self.weights[conv.weight]
+        found = _Conv.apply(*x, weight, conv.stride, conv.padding, self.beside)  # type: ignore[no-untyped-call]
+        return Flow(*found)
+
+    def norm_relu(
+        self, norm: nn.BatchNorm2d, x: Flow, skip: Flow | None = None
+    ) -> tuple[Flow, Flow]:
+        skips = (None, None) if skip is None else skip
+        if norm.training:
+            found = _NormRelu.apply(*x, *skips, norm.weight, norm.bias, norm, self.groups)  # type: ignore[no-untyped-call]
+            return Flow(*found[:2]), Flow(*found[2:])
+        assert self.free == self.groups, "no gradient through running statistics"
+        from pseudoloss import kernels
+
+        total, out = kernels.norm_relu_running(norm, x.images, skips[0])
+        return Flow(total, x.graded), Flow(out, x.graded)
+
+    def downsample(self, conv: nn.Conv2d, shortcut: nn.Conv2d, x: Flow) -> tuple[Flow, Flow]:
+        weights = self.weights[conv.weight], self.weights[shortcut.weight]
+        found = _Downsample.apply(*x, *weights, self.beside)  # type: ignore[no-untyped-call]
+        return Flow(*found[:2]), Flow(*found[2:])
+
+    def pool(self, x: Flow, skip: Flow | None = None) -> Tensor:
+        at = len(x.images) // self.groups * self.free
+        parts = [super().pool(x.images[:at], skip and skip.images[:at])]
+        if at < len(x.images):
+            parts.append(super().pool(x.graded, skip and skip.graded))
+        return torch.cat(parts)
+
+
+class Beside:
+    """A second stream for gradients of weights, which nothing waits for until all are there.
+
+    One batch alone leaves some of a large GPU idle, and gains by that; several together do not.
+    """
+
+    def __init__(self, device: torch.device, groups: int) -> None:
+        use = device.type == "cuda" and groups == 1
+        self.stream = torch.cuda.Stream(device) if use else None
+        self.held: list[Any] = []
+
+    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        if self.stream is None:
+            return function(*inputs)
+        self.held.append(inputs)  # the first stream must not use their memory again before the join
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            return function(*inputs)
+
+    def join(self) -> None:
+        if self.stream is not None and self.held:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        self.held.clear()
+
+
+def weights_in(
+    dtype: torch.dtype, weights: Iterable[Tensor], beside: Beside
+) -> dict[Tensor, Tensor]:
+    """All weights in another type, at once; and back at once when `beside` has their gradients."""
+    weights = list(weights)
+    return dict(zip(weights, _Cast.apply(dtype, beside, *weights), strict=True))  # type: ignore[no-untyped-call]
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, dtype: torch.dtype, beside: Beside, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.beside, ctx.dtypes = beside, [weight.dtype for weight in weights]
+        return _copies(weights, [dtype] * len(weights))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.beside.join()
+        return None, None, *_copies(gradients, ctx.dtypes)
+
+
+def _copies(tensors: Iterable[Tensor], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
+    tensors = list(tensors)
+    copies = [torch.empty_like(t, dtype=d) for t, d in zip(tensors, dtypes, strict=True)]
+    torch._foreach_copy_(copies, tensors)  # one kernel for all
+    return tuple(copies)
+
+
+class _First(torch.autograd.Function):
+    """A 3×3 convolution of few channels, as one matrix product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Beside
+    ) -> tuple[Tensor, Tensor]:
+        from pseudoloss import kernels
+
+        patches = kernels.patches(x, weight.dtype)
+        filled = weight.new_zeros(len(weight), patches.shape[1])
+        filled[:, : weight[0].numel()] = weight.permute(0, 2, 3, 1).flatten(1)
+        out = _images(patches @ filled.T, x)
+        ctx.save_for_backward(patches[at * x[0, 0].numel() :], weight)
+        ctx.beside = beside
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(out)
+        return out, out[at:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        patches, weight = ctx.saved_tensors
+
+        def of_weight(d_out: Tensor, patches: Tensor) -> Tensor:
+            d_filled = (_rows(d_out).T @ patches)[:, : weight[0].numel()]
+            d_weight = d_filled.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
+            return d_weight.contiguous(memory_format=torch.channels_last)
+
+        return None, ctx.beside(of_weight, gradients[1], patches), None, None
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        graded: Tensor,
+        weight: Tensor,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        beside: Beside,
+    ) -> tuple[Tensor, Tensor]:
+        out = F.conv2d(images, weight, None, stride, padding)
+        ctx.save_for_backward(graded, weight)
+        ctx.form, ctx.beside = (stride, padding), beside
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(out)
+        return out, out[len(images) - len(graded) :]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        graded, weight = ctx.saved_tensors
+        d_out = gradients[1]
+        d_weight = ctx.beside(_conv_gradient_of_weight, d_out, graded, weight, *ctx.form)
+        d_x = None
+        if ctx.needs_input_grad[1]:
+            d_x = _conv_gradient(d_out, graded, weight, *ctx.form)
+        return None, d_x, d_weight, None, None, None
+
+
+class _NormRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        graded: Tensor,
+        skip: Tensor | None,
+        skip_graded: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        norm: nn.BatchNorm2d,
+        groups: int,
+    ) -> tuple[Tensor, ...]:
+        from pseudoloss import kernels
+
+        total, out, mean_GC, rstd_GC = kernels.norm_relu(norm, images, skip, groups)
+        at = len(images) - len(graded)
+        free = groups * at // len(images)
+        ctx.save_for_backward(total[at:], mean_GC[free:], rstd_GC[free:])
+        ctx.norm, ctx.has_skip = norm, skip is not None
+        ctx.set_materialize_grads(False)
+        if not ctx.has_skip:
+            total = images.view_as(images)
+        ctx.mark_non_differentiable(total, out)
+        return total, total[at:], out, out[at:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        from pseudoloss import kernels
+
+        _, d_total, _, d_out = (
+            None if d is None else d.contiguous(memory_format=torch.channels_last)
+            for d in gradients
+        )
+        assert d_out is not None
+        d_x, d_weight, d_bias = kernels.norm_relu_gradient(
+            ctx.norm, d_out, d_total, *ctx.saved_tensors
+        )
+        return None, d_x, None, (d_x if ctx.has_skip else None), d_weight, d_bias, None, None
+
+
+class _Downsample(torch.autograd.Function):
+    """The shortcut sees every second pixel of every second row: a matrix product on those, whose
+    gradient is added there in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, graded: Tensor, weight: Tensor, shortcut: Tensor, beside: Beside
+    ) -> tuple[Tensor, ...]:
+        from pseudoloss import kernels
+
+        out = F.conv2d(images, weight, None, 2, 1)
+        seen = kernels.every_second(images)
+        skip = _images(_rows(seen) @ shortcut.flatten(1).T, seen)
+        at = len(images) - len(graded)
+        ctx.save_for_backward(graded, weight, shortcut, seen[at:])
+        ctx.beside = beside
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(out, skip)
+        return out, out[at:], skip, skip[at:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from pseudoloss import kernels
+
+        graded, weight, shortcut, seen = ctx.saved_tensors
+        _, d_out, _, d_skip = gradients
+
+        def of_shortcut(d_skip: Tensor, seen: Tensor) -> Tensor:
+            return (_rows(d_skip).T @ _rows(seen)).view_as(shortcut)
+
+        d_weight = ctx.beside(_conv_gradient_of_weight, d_out, graded, weight, (2, 2), (1, 1))
+        d_shortcut = ctx.beside(of_shortcut, d_skip, seen)
+        d_x = _conv_gradient(d_out, graded, weight, (2, 2), (1, 1))
+        d_x = d_x.contiguous(memory_format=torch.channels_last)
+        kernels.add_to_every_second(d_x, _images(_rows(d_skip) @ shortcut.flatten(1), seen))
+        return None, d_x, d_weight, d_shortcut, None
+
+
+def _conv_gradient(d_out: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:
+    return cast(
+        Tensor,
+        torch.ops.aten.convolution_backward(
+            *(d_out, x, weight, None, stride, padding, [1, 1], False, [0, 0], 1),
+            [True, False, False],
+        )[0],
+    )
+
+
+def _conv_gradient_of_weight(
+    d_out: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any
+) -> Tensor:
+    return cast(
+        Tensor,
+        torch.ops.aten.convolution_backward(
+            *(d_out, x, weight, None, stride, padding, [1, 1], False, [0, 0], 1),
+            [False, True, False],
+        )[1],
+    )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Channels-last images as a table: a row a pixel."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
+def _images(rows: Tensor, like: Tensor) -> Tensor:
+    """The table as images again."""
+    B, _, height, width = like.shape
+    return rows.view(B, height, width, -1).permute(0, 3, 1, 2)

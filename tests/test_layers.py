@@ -1,0 +1,173 @@
+"""Fused layers against plain ones, on the CPU: Triton's interpreter runs the very kernels."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pseudoloss.layers import Beside, Flow, Fused, Plain, weights_in
+from pseudoloss.networks import build
+
+pytest.importorskip("triton")
+
+C, SIZE = 8, 6
+BESIDE = Beside(torch.device("cpu"), 1)
+
+
+def image(*shape, scale=1.0, shift=0.0):
+    x = torch.randn(*shape) * scale + shift
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def flow(x, groups=1, free=0):
+    """All images, and those with a gradient."""
+    graded = x[len(x) // groups * free :].clone(memory_format=torch.channels_last)
+    return Flow(x, graded.requires_grad_())
+
+
+def fused(*convolutions, groups=1, free=0):
+    return Fused({conv.weight: conv.weight for conv in convolutions}, groups, free, BESIDE)
+
+
+def norm_of(channels):
+    norm = nn.BatchNorm2d(channels)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    nn.init.normal_(norm.running_mean)
+    nn.init.uniform_(norm.running_var)
+    return norm
+
+
+@pytest.mark.parametrize(("groups", "free"), [(1, 0), (2, 0), (3, 1)])
+@pytest.mark.parametrize("with_skip", [False, True])
+@pytest.mark.parametrize("channels", [8, 72])
+def test_norm_relu(groups, free, with_skip, channels):
+    """As plain layers on one group after another."""
+    torch.manual_seed(groups)
+    norm, plain_norm = [copy.deepcopy(norm) for norm in [norm_of(channels)] * 2]
+    x = flow(image(groups * 4, channels, SIZE, SIZE, scale=2, shift=3), groups, free)
+    skip = flow(image(*x.images.shape), groups, free) if with_skip else None
+    towards = [image(*x.graded.shape) for _ in range(2)]
+
+    total, out = fused(groups=groups, free=free).norm_relu(norm, x, skip)
+    inputs = [x.graded, norm.weight, norm.bias] + ([skip.graded] if skip else [])
+    loss = (total.graded * towards[0]).sum() + (out.graded * towards[1]).sum()
+    found = [*total, *out, *torch.autograd.grad(loss, inputs)]
+
+    wide, wide_skip = (v and v.images.clone().requires_grad_() for v in (x, skip))
+    parts = [
+        Plain().norm_relu(
+            plain_norm, wide.chunk(groups)[g], None if skip is None else wide_skip.chunk(groups)[g]
+        )
+        for g in range(groups)
+    ]
+    total, out = (torch.cat(part) for part in zip(*parts, strict=True))
+    at = free * 4
+    loss = (total[at:] * towards[0]).sum() + (out[at:] * towards[1]).sum()
+    inputs = [wide, plain_norm.weight, plain_norm.bias] + ([wide_skip] if skip else [])
+    gradients = list(torch.autograd.grad(loss, inputs))
+    for i in (0, 3) if skip else (0,):
+        gradients[i] = gradients[i][at:]
+    expected = [total, total[at:], out, out[at:], *gradients]
+
+    for a, b in zip(
+        found + list(norm.buffers()), expected + list(plain_norm.buffers()), strict=True
+    ):
+        torch.testing.assert_close(a, b, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("with_skip", [False, True])
+def test_norm_relu_by_running_statistics(with_skip):
+    norm = norm_of(C).eval()
+    x = image(3, C, SIZE, SIZE)
+    skip = image(*x.shape) if with_skip else None
+    with torch.no_grad():
+        expected = Plain().norm_relu(norm, x, skip)
+        flows = [None if v is None else Flow(v, v[:0]) for v in (x, skip)]
+        found = fused(free=1).norm_relu(norm, *flows)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.images, b)
+
+
+def test_norm_relu_when_the_mean_is_large():
+    """The variance is not lost in the square of the mean."""
+    norm = nn.BatchNorm2d(C)
+    x = image(4, C, SIZE, SIZE, scale=0.1, shift=1000)
+    _, plain = Plain().norm_relu(copy.deepcopy(norm).double(), x.double())
+    _, out = fused().norm_relu(norm, flow(x))
+    torch.testing.assert_close(out.images, plain.float(), atol=1e-2, rtol=1e-2)
+
+
+def test_norm_relu_keeps_nan():
+    x = image(4, C, SIZE, SIZE)
+    x[0, 0, 0, 0] = torch.nan
+    _, out = fused().norm_relu(nn.BatchNorm2d(C), flow(x))
+    assert out.images[:, 0].isnan().any()
+    assert not out.images[:, 1:].isnan().any()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_first_convolution(channels):
+    conv = nn.Conv2d(channels, 5, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
+    x, towards = image(4, channels, 7, 5), image(2, 5, 7, 5)
+    plain = Plain().first(conv, x)
+    out = fused(conv, groups=2, free=1).first(conv, x)
+    torch.testing.assert_close(out.images, plain)
+    gradients = [
+        torch.autograd.grad((y * towards).sum(), conv.weight)[0] for y in (plain[2:], out.graded)
+    ]
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 5)])
+def test_downsample(size):
+    conv = nn.Conv2d(C, 12, 3, 2, 1, bias=False)
+    shortcut = nn.Conv2d(C, 12, 1, 2, bias=False)
+    x = flow(image(4, C, *size), groups=2, free=1)
+    weights = [conv.weight, shortcut.weight]
+    out, skip = fused(conv, shortcut, groups=2, free=1).downsample(conv, shortcut, x)
+    loss = (out.graded**2).sum() + (skip.graded**3).sum()
+    found = [out.images, skip.images, *torch.autograd.grad(loss, [x.graded, *weights])]
+    wide = x.images.clone().requires_grad_()
+    out, skip = Plain().downsample(conv, shortcut, wide)
+    loss = (out[2:] ** 2).sum() + (skip[2:] ** 3).sum()
+    d_x, *gradients = torch.autograd.grad(loss, [wide, *weights])
+    for a, b in zip(found, [out, skip, d_x[2:], *gradients], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_weights_in_another_type():
+    weights = [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(4))]
+    cast = weights_in(torch.bfloat16, weights, BESIDE)
+    assert all(torch.equal(cast[w], w.bfloat16()) for w in weights)
+    sum((cast[w].float() ** 2).sum() for w in weights).backward()
+    for w in weights:
+        assert w.grad.dtype == torch.float32
+        torch.testing.assert_close(w.grad, 2 * w.bfloat16().float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [("small-cnn", 0), ("small-cnn", 1), ("preactresnet18", 1), ("preactresnet18-stemnorm", 0)],
+)
+def test_views_together_are_views_one_by_one(name, free):
+    """The whole network: outputs, gradients and running statistics."""
+    torch.manual_seed(1)
+    size = (8, 8) if name == "small-cnn" else (16, 16)
+    plain = build(name, channels=3, size=size, classes=4, projection=3)
+    other = copy.deepcopy(plain)
+    other.fused = True
+    views = [torch.randn(4, 3, *size) for _ in range(2)]
+    results = []
+    for network in (plain, other):
+        outputs = network.together(*views, free=free)
+        assert [part.requires_grad for part, _ in outputs] == [free == 0, True]
+        loss = sum((logits**2).sum() + projected.sum() for logits, projected in outputs[free:])
+        loss.backward()
+        gradients = [p.grad for p in network.parameters()]
+        with torch.no_grad():
+            tested = network.eval()(views[0])
+        results.append([*outputs[0], *outputs[1], *gradients, *network.buffers(), *tested])
+    for a, b in zip(*results, strict=True):
+        assert (a - b).double().norm() <= 1e-3 * a.double().norm()
