@@ -5,7 +5,7 @@
 A step of PLS sees each image three times: weak, weak, strong. Ours come from a resident uint8 set,
 a batch at a time, on the CPU and, where there is one, on a GPU (compiled and captured, as in
 training). The other way is the usual loop: a PIL image at a time through torchvision's transforms,
-in worker processes. Both take turns in one run; numbers are images a second, medians over the turns.
+in worker processes. Both take turns in one run; numbers are images a second, medians over turns.
 
 The last rows are a whole epoch of PLS on digits, on the CPU: network, losses and update are ours on
 both sides, and only where the views come from differs. The loader has an order of its own, so what
