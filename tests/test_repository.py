@@ -54,13 +54,8 @@ def test_links_lead_somewhere(path):
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_flags_and_presets_in_the_docs_exist(path):
     known = {line.split()[1] for line in (ROOT / "tests" / "options.txt").read_text().splitlines()}
-    known |= {
-        "--seeds",
-        "--work",
-        "--plot",
-        "--quick",
-        "--fast",
-    }  # of the benchmarks and of ./check
+    # Of the benchmarks and of ./check.
+    known |= {"--seeds", "--work", "--workers", "--plot", "--quick", "--fast"}
     for line in path.read_text().splitlines():
         if "pip " in line or "venv" in line:
             continue

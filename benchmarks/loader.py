@@ -1,0 +1,266 @@
+"""Making the views of a step: ours, batched, against a DataLoader with PIL and torchvision.
+
+    python benchmarks/loader.py [--workers N] [--quick] [--out FILE.json]
+
+A step of PLS sees each image three times: weak, weak, strong. Ours come from a resident uint8 set,
+a batch at a time, on the CPU and, where there is one, on a GPU (compiled and captured, as in
+training). The other way is the usual loop: a PIL image at a time through torchvision's transforms,
+in worker processes. Both take turns in one run; numbers are images a second, medians over turns.
+
+The last rows are a whole epoch of PLS on digits, on the CPU: network, losses and update are ours on
+both sides, and only where the views come from differs. The loader has an order of its own, so what
+is trained with it learns nothing; only its time counts. Its workers and torch's threads can be in
+each other's way, so it has a second try with one thread; ours keeps all of them.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms as T
+
+import machine
+from pseudoloss.capture import capture, compiled
+from pseudoloss.config import request
+from pseudoloss.data import corrupt, open_source
+from pseudoloss.progress import Silent
+from pseudoloss.session import Session
+from pseudoloss.training import private_chance
+from pseudoloss.views import (
+    CROP_AREA,
+    CROP_RATIO,
+    GREY_CHANCE,
+    HUE,
+    JITTER,
+    JITTER_CHANCE,
+    STRONG_DRAWS,
+    WEAK_DRAWS,
+    Views,
+)
+
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+class ThreeViews(Dataset[Three]):
+    """The three views of an image, by torchvision."""
+
+    def __init__(self, images_NCHW: Tensor, views: Views) -> None:
+        self.images = images_NCHW.permute(0, 2, 3, 1).numpy()  # as PIL has them
+        mirror = T.RandomHorizontalFlip(0.5 if views.flip else 0)
+        numbers = [T.ToTensor(), T.Normalize(views.mean_C.tolist(), views.std_C.tolist())]
+        self.weak = T.Compose([T.RandomCrop(views.size, padding=views.pad), mirror, *numbers])
+        self.strong = T.Compose(
+            [
+                T.RandomResizedCrop(views.size, CROP_AREA, CROP_RATIO, T.InterpolationMode.BICUBIC),
+                mirror,
+                T.RandomApply([T.ColorJitter(JITTER, JITTER, JITTER, HUE)], JITTER_CHANCE),
+                T.RandomGrayscale(GREY_CHANCE),
+                *numbers,
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Three:
+        pixels = self.images[index]
+        image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        return self.weak(image), self.weak(image), self.strong(image)
+
+
+def loader(images_NCHW: Tensor, views: Views, batch: int, workers: int, pin: bool) -> Any:
+    return DataLoader(
+        ThreeViews(images_NCHW, views),
+        batch_size=batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=pin,
+    )
+
+
+def three_views(views: Views, images_BCHW: Tensor, draws_BK: Tensor) -> Three:
+    first, second, strong = draws_BK.split([WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1)
+    return (
+        views.weak(images_BCHW, first),
+        views.weak(images_BCHW, second),
+        views.strong(images_BCHW, strong),
+    )
+
+
+def notice(reason: str) -> None:
+    print(f"not compiled or not captured: {reason}", file=sys.stderr)
+
+
+def batched(images_NCHW: Tensor, views: Views, batch: int) -> Callable[[], None]:
+    """A pass over the set, our way."""
+    images_NCHW = images_NCHW.to(views.mean_C.device)
+    device, N = images_NCHW.device, len(images_NCHW)
+    index_B = torch.zeros(batch, dtype=torch.long, device=device)
+    draws_BK = torch.zeros(batch, 2 * WEAK_DRAWS + STRONG_DRAWS, device=device)
+    make = three_views if device.type == "cpu" else compiled(three_views, notice)
+
+    def step() -> Three:
+        return make(views, images_NCHW[index_B], draws_BK)
+
+    call = step if device.type == "cpu" else capture(step, notice)
+
+    def run() -> None:
+        order_N = torch.randperm(N, device=device)
+        for i in range(N // batch):
+            index_B.copy_(order_N[i * batch : (i + 1) * batch])
+            draws_BK.uniform_()
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def one_by_one(images_NCHW: Tensor, views: Views, batch: int, workers: int) -> Callable[[], None]:
+    """A pass over the set, the usual way; to the device at the end."""
+    device = views.mean_C.device
+    batches = loader(images_NCHW, views, batch, workers, pin=device.type == "cuda")
+
+    def run() -> None:
+        for made in batches:
+            for view in made:
+                view.to(device, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+class Fed:
+    """In the place of `Views` in a step: hands over what a loader made, in the order in which a
+    step asks for it."""
+
+    def __init__(self, batches: Any) -> None:
+        self.made = (view for batch in batches for view in batch)
+
+    def weak(self, images_BCHW: Tensor, draws_BK: Tensor) -> Tensor:
+        return next(self.made)
+
+    strong = weak
+
+
+def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[int], None], int]:
+    """An epoch of PLS on digits our way, the same from a loader beside so many threads, and its
+    images."""
+    data = open_source("digits")
+    settings = request("digits-id40", None, {"device": "cpu"}).settings(data.preset)
+    train = corrupt(data.train, settings.corrupt or "", settings.seed)
+    if quick:
+        keep = slice(0, 2 * settings.batch_size)
+        train = type(train)(train.images_NCHW[keep], train.given_N[keep], train.classes)
+    session = Session(type(data)(data.name, train), settings, Silent())
+    views, epoch, threads = session.views, settings.warmup_epochs, torch.get_num_threads()
+    batches = loader(train.images_NCHW, views, settings.batch_size, workers, pin=False)
+
+    def ours() -> None:
+        session.views = views
+        session.train_epoch(epoch)
+
+    def fed(beside: int) -> None:
+        session.views = Fed(batches)
+        torch.set_num_threads(beside)
+        session.train_epoch(epoch)
+        torch.set_num_threads(threads)
+
+    return ours, fed, session.steps * settings.batch_size
+
+
+def take_turns(
+    name: str, ours: Callable[[], None], other: Callable[[], None], images: int, turns: int
+) -> dict[str, Any]:
+    """Both by the clock, in turns; the first turn, which starts workers and captures, is not
+    counted."""
+    seconds: dict[str, list[float]] = {"ours": [], "dataloader": []}
+    for turn in range(turns + 1):
+        for side, run in (("ours", ours), ("dataloader", other)):
+            start = time.perf_counter()
+            run()
+            if turn:
+                seconds[side].append(time.perf_counter() - start)
+    rates = {side: images / median(times) for side, times in seconds.items()}
+    ratio = rates["ours"] / rates["dataloader"]
+    print(f"{name:34} {rates['ours']:12,.0f} {rates['dataloader']:12,.0f} {ratio:8.1f}", flush=True)
+    return {
+        "name": name,
+        "images": images,
+        "images_per_second": {side: round(rate, 1) for side, rate in rates.items()},
+        "ratio": round(ratio, 2),
+        "seconds": {side: [round(x, 4) for x in times] for side, times in seconds.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument("--workers", type=int, default=cores, help="of the loader (all cores)")
+    parser.add_argument("--turns", type=int, default=5, help="of each, after one that starts up")
+    parser.add_argument("--quick", action="store_true", help="a moment: does it run?")
+    parser.add_argument("--out", type=Path, help="the JSON to write")
+    args = parser.parse_args()
+    turns = 1 if args.quick else args.turns
+
+    random = np.random.default_rng(0)
+    count = 512 if args.quick else 4096
+    colour = torch.from_numpy(random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8))
+    digits = open_source("digits").train.images_NCHW[:count]
+    # Images, and batch, padding and mirror as the presets have them.
+    sets = {"32×32 colour": (colour, 256, 4, True), "8×8 grey": (digits, 32, 0, False)}
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+    print(f"{'images a second':34} {'ours':>12} {'DataLoader':>12} {'ratio':>8}")
+    rows = []
+    with private_chance():
+        torch.manual_seed(0)
+        for device in devices:
+            for name, (images, B, pad, flip) in sets.items():
+                C, *size = images.shape[1:]
+                half, quarter = (torch.full((C,), x, device=device) for x in (0.5, 0.25))
+                views = Views(half, quarter, (size[0], size[1]), pad, flip)
+                ours = batched(images, views, B)
+                other = one_by_one(images, views, B, args.workers)
+                made = len(images) // B * B
+                rows.append(take_turns(f"views, {name}, {device}", ours, other, made, turns))
+        ours, fed, made = epochs(args.workers, args.quick)
+        for beside in dict.fromkeys((torch.get_num_threads(), 1)):
+            name = f"epoch of digits, cpu, loader + {beside}"
+            rows.append(take_turns(name, ours, partial(fed, beside), made, turns))
+    if args.out:
+        result = {
+            "command": shlex.join(["python", "benchmarks/loader.py", *sys.argv[1:]]),
+            "commit": machine.commit(),
+            "hardware": machine.hardware(),
+            "versions": machine.versions()
+            | {"torchvision": torchvision.__version__, "pillow": PIL.__version__},
+            "workers": args.workers,
+            "threads": torch.get_num_threads(),
+            "rows": rows,
+        }
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
