@@ -1,23 +1,34 @@
-"""Do captured and plain steps train the same network? On a GPU, step for step.
+"""Do fast steps train the same network as plain ones? On a GPU, step for step.
 
-    python benchmarks/agreement.py SOURCE [--preset NAME] [--out FILE.json]
+    python benchmarks/agreement.py SOURCE [--preset NAME] [--minutes M] [--out FILE.json]
 
-Both begin with the same seed and draw the same random numbers. In float32 they agree to rounding;
-in bf16 within its noise. Every method and every switch of the ablation is tried.
+All begin each phase with the same weights and draw the same random numbers; every method and every
+switch of the ablation is tried. Three comparisons with plain calls, as distances of the weights
+after some steps, in parts of the way they have gone by then:
+
+- captured: the same kernels, replayed as a graph. The distance must be zero.
+- fast: fused, compiled and captured. Other kernels round otherwise.
+- rounding: plain calls once more, from weights that differ in their last bit. What rounding alone
+  does: training spreads any difference, so the others must be judged by this one.
 """
 
 import argparse
 import json
+import math
 import shlex
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 import machine
-from pseudoloss.config import request
-from pseudoloss.data import corrupt, open_source
+from pseudoloss import checkpoint
+from pseudoloss.config import Settings, request
+from pseudoloss.data import Data, ImageSet, corrupt, open_source
 from pseudoloss.progress import Silent
 from pseudoloss.session import Session
 from pseudoloss.training import private_chance
@@ -35,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "guessing in eval": {"guess_mode": "eval"},
     "paper's forms": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
 }
-EPOCHS = 4
+STEPS = (1, 5, 20, 40)  # in the warm-up, and again afterwards
 
 
 class Told(Silent):
@@ -48,27 +59,71 @@ class Told(Silent):
         self.notices.append(text)
 
 
-def run(source: str, preset: str, precision: str, captured: bool, changes: dict[str, Any]) -> Any:
-    """Losses of a few epochs, and the weights after them."""
-    data = open_source(source)
-    values = changes | {"epochs": EPOCHS, "warmup": 2, "precision": precision}
-    settings = request(preset, None, values).settings(data.preset)
-    train = corrupt(data.train, settings.corrupt or "symmetric:0.4", settings.seed)
-    keep = slice(0, 40 * settings.batch_size)  # some forty steps an epoch
-    train = type(train)(
-        train.images_NCHW[keep], train.given_N[keep], train.classes, train.true_N[keep]
-    )
+class Phase(NamedTuple):
+    """Warm-up or what follows: the state it began with, and the weights after each of STEPS."""
+
+    start: dict[str, Tensor]
+    weights: list[Tensor]
+
+
+def run(
+    data: Data, settings: Settings, like: list[Phase] | None = None, nudge: bool = False
+) -> tuple[list[Phase], list[str]]:
+    """Both phases; with `like`, each from the state in which that run began it."""
     told = Told()
+    phases = []
     with private_chance():
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
-        session = Session(type(data)(data.name, train), settings, told, captured)
-        losses = []
-        for epoch in range(EPOCHS):
-            losses.append(session.train_epoch(epoch))
+        session = Session(data, settings, told)
+        state = checkpoint.tensors_of(session.network, session.optimiser, session.memory)
+        for epoch, step in enumerate((session.warm_up_step, session.main_step)):
+            if like:
+                for name, tensor in state.items():
+                    tensor.copy_(like[epoch].start[name])
+            if nudge:
+                torch._foreach_mul_(parameters(session), 1 + torch.finfo(torch.float32).eps)
+            phase = Phase({name: tensor.clone() for name, tensor in state.items()}, [])
+            begin_epoch(session, epoch)
+            for i in range(1, max(STEPS) + 1):
+                step()
+                if i in STEPS:
+                    phase.weights.append(flat(parameters(session)))
             session.track(epoch)
-    weights = torch.cat([p.detach().double().flatten() for p in session.network.parameters()])
-    return losses, weights, told.notices
+            phases.append(phase)
+        torch.use_deterministic_algorithms(False)
+    return phases, told.notices
+
+
+def parameters(session: Session) -> list[Tensor]:
+    return [parameter.detach() for parameter in session.network.parameters()]
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.double().flatten() for tensor in tensors])
+
+
+def begin_epoch(session: Session, epoch: int) -> None:
+    chance = torch.Generator(session.device).manual_seed(epoch)
+    order_N = torch.randperm(len(session.pixels), generator=chance, device=session.device)
+    session.order_SB.copy_(order_N[: session.order_SB.numel()].view_as(session.order_SB))
+    session.step.zero_()
+    session.lr.fill_(session.settings.lr)
+    session._draw(chance)
+    session.network.train()
+
+
+def distances(plain: list[Phase], other: list[Phase]) -> dict[str, list[float]]:
+    """For both phases, after each of STEPS: distance, in parts of the way that plain calls went."""
+    found = {}
+    for name, a, b in zip(("warm-up", "main"), plain, other, strict=True):
+        names = [key for key in a.start if key.replace("network.", "momentum.") in a.start]
+        start = flat([a.start[key] for key in names if key.startswith("network.")])
+        found[name] = [
+            ((y - x).norm() / (x - start).norm()).item()
+            for x, y in zip(a.weights, b.weights, strict=True)
+        ]
+    return found
 
 
 def main() -> None:
@@ -77,38 +132,64 @@ def main() -> None:
     )
     parser.add_argument("source")
     parser.add_argument("--preset", default="digits-id40")
+    parser.add_argument("--minutes", type=float, help="leave out what does not fit any more")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    deadline = time.monotonic() + 60 * args.minutes if args.minutes else math.inf
+    data = open_source(args.source)
+    train = corrupt(data.train, "symmetric:0.4", 1)
     rows = []
+    print(f"distance after {STEPS[0]} and {STEPS[-1]} steps behind the warm-up")
     for precision in ("float32", "bf16"):
         for name, changes in VARIANTS.items():
-            plain, plain_weights, _ = run(args.source, args.preset, precision, False, changes)
-            fast, fast_weights, notices = run(args.source, args.preset, precision, True, changes)
-            distance = ((fast_weights - plain_weights).norm() / plain_weights.norm()).item()
-            loss = max(abs(a - b) / abs(a) for a, b in zip(plain, fast, strict=True))
-            rows.append(
-                {
-                    "precision": precision,
-                    "variant": name,
-                    "captured": not notices,
-                    "weights": distance,
-                    "loss": loss,
-                }
+            if time.monotonic() > deadline:
+                print("left out: no time any more")
+                break
+            values = changes | {"epochs": 2, "warmup": 1, "precision": precision, "corrupt": None}
+            settings = request(args.preset, None, values).settings(data.preset)
+            keep = slice(0, max(STEPS) * settings.batch_size)
+            images = ImageSet(
+                train.images_NCHW[keep], train.given_N[keep], train.classes, train.true_N[keep]
             )
+            part = Data(data.name, images)
+            plain, _ = run(part, replace(settings, accelerate="off"))
+            rounding, _ = run(part, replace(settings, accelerate="off"), plain, nudge=True)
+            captured, told = run(part, replace(settings, accelerate="capture"), plain)
+            fast, told_too = run(part, replace(settings, accelerate="auto"), plain)
+            row = {
+                "precision": precision,
+                "variant": name,
+                "notices": told + told_too,
+                "captured": distances(plain, captured),
+                "fast": distances(plain, fast),
+                "rounding": distances(plain, rounding),
+            }
+            rows.append(row)
             print(
-                f"{precision:8} {name:27} captured {'yes' if not notices else notices[0]:4} "
-                f"weights {distance:.2e}  loss {loss:.2e}",
+                f"{precision:8} {name:27} "
+                + "  ".join(
+                    f"{kind} {row[kind]['main'][0]:.1e} {row[kind]['main'][-1]:.1e}"
+                    for kind in ("captured", "fast", "rounding")
+                )
+                + "".join(f"  ({text})" for text in row["notices"]),
                 flush=True,
             )
     if args.out:
         result = {
-            "command": shlex.join(["python", "benchmarks/agreement.py", *sys.argv[1:]]),
+            "command": shlex.join(["python", "benchmarks/agreement.py", *without_places(args)]),
             "commit": machine.commit(),
             "hardware": machine.hardware(),
             "versions": machine.versions(),
+            "steps": STEPS,
             "rows": rows,
         }
         args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def without_places(args: argparse.Namespace) -> list[str]:
+    """The command without the folders of this machine."""
+    words = sys.argv[1:]
+    return [f"benchmarks/results/{args.out.name}" if w == str(args.out) else w for w in words]
 
 
 if __name__ == "__main__":

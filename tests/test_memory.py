@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pseudoloss.files import from_safetensors, to_safetensors
+from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.memory import KEPT, Memory
 from pseudoloss.methods.pls import by_max, by_sum, pseudo_loss
 
@@ -133,7 +133,7 @@ def test_at_most_100_bytes_an_image(classes):
 @pytest.mark.parametrize("classes", [4, 30, 2**15])
 def test_written_and_read_again(classes, tmp_path):
     memory, *_ = make(classes)
-    (tmp_path / "memory").write_bytes(to_safetensors(memory.tensors(), {}))
+    write_safetensors(tmp_path / "memory", memory.tensors(), {})
     read, _ = from_safetensors(tmp_path / "memory")
     assert read.keys() == memory.tensors().keys()
     for name, tensor in memory.tensors().items():

@@ -105,7 +105,7 @@ def test_the_step_is_the_sum_of_the_papers_terms(setting):
 
 def test_guessing_is_in_training_mode_as_released(setting):
     """Row 12: batch statistics count and the running ones move; or, on request, neither."""
-    norm = setting.network.inner.backbone.layers[1]
+    norm = setting.network.inner.backbone.norms[0]
     before = norm.num_batches_tracked.item()
     setting.loss()
     assert [mode for _, mode, *_ in setting.network.seen] == [True] * 4

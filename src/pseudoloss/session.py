@@ -27,6 +27,10 @@ from pseudoloss.views import Views
 
 BLOCK = 64  # steps whose random numbers are drawn at once
 
+# Pixels in a batch. Up to here a second thread on the CPU gains little, and where the cores are
+# shared threads wait for each other longer than they work (docs/design.md).
+TINY = 2**13
+
 
 class Session:
     """Images, network, optimiser and memory of a run, and the steps that move them."""
@@ -39,6 +43,9 @@ class Session:
             )
         self.data, self.settings, self.teller = data, settings, teller
         self.device = choose_device(settings.device)
+        height, width = data.train.size
+        if self.device.type == "cpu" and B * height * width <= TINY:
+            torch.set_num_threads(1)
         self.accelerate = settings.accelerate if self.device.type == "cuda" else "off"
         self.model = build_model(data, settings, self.device)
         self.network, self.views = self.model.network, self.model.views

@@ -324,10 +324,11 @@ def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[st
 @contextmanager
 def private_chance() -> Iterator[None]:
     """Leave torch's global random state and settings as they were."""
-    benchmark = torch.backends.cudnn.benchmark
+    benchmark, threads = torch.backends.cudnn.benchmark, torch.get_num_threads()
     torch.backends.cudnn.benchmark = True  # shapes are fixed, so searching for algorithms pays
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
+        torch.set_num_threads(threads)

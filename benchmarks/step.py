@@ -1,0 +1,226 @@
+"""One step, and the passes without gradients: plain, captured, compiled, and all together.
+
+    python benchmarks/step.py [--preset NAME] [--size 32] [--images 50000] [--out FILE.json]
+
+Images are random: only time counts. Milliseconds are medians over rounds in which the variants take
+turns. Beside them stand the arithmetic that was done (counted on the network) and what a large
+matrix product reaches on the same device in the same run. Without CUDA there is one variant.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import machine
+from pseudoloss.config import request
+from pseudoloss.data import Data, arrays, open_source
+from pseudoloss.progress import Silent
+from pseudoloss.session import Session
+from pseudoloss.training import private_chance
+
+ROUNDS = 5
+VARIANTS = {
+    "plain": ("off", True),
+    "captured": ("capture", True),
+    "compiled": ("auto", False),
+    "compiled and captured": ("auto", True),
+}
+
+
+class Loud(Silent):
+    def notice(self, text: str) -> None:
+        print(f"  ({text})", flush=True)
+
+
+class Uncaptured(Session):
+    def _captured(self, call: Any, what: str) -> Any:
+        return call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="cifar100-id50")
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--steps", type=int, default=20, help="in a round")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+
+    data = random_images(args)
+    ceiling = None
+    times: dict[str, dict[str, float]] = {}
+    first_call: dict[str, float] = {}
+    with private_chance():
+        sessions = {}
+        for name, (accelerate, captured) in VARIANTS.items():
+            values = {"accelerate": accelerate, "corrupt": None, "device": args.device}
+            settings = request(args.preset, None, values).settings("default")
+            session = (Session if captured else Uncaptured)(data, settings, Loud())
+            start = time.perf_counter()
+            for step in (session.warm_up_step, session.main_step):
+                for _ in range(5):
+                    ready(session)
+                    step()
+            for _ in range(4):
+                session.track(settings.epochs)
+                session.validate()
+            wait(session)
+            first_call[name] = time.perf_counter() - start
+            sessions[name] = session
+            if session.device.type != "cuda":
+                break
+        for name, session in sessions.items():
+            parts: dict[str, tuple[Callable[[], Any], int]] = {
+                "warm-up step": (session.warm_up_step, args.steps),
+                "step": (session.main_step, args.steps),
+                "tracking pass": (lambda s=session: s.track(s.settings.epochs), 1),
+                "validation": (session.validate, 1),
+            }
+            found: dict[str, list[float]] = {part: [] for part in parts}
+            for _ in range(ROUNDS):
+                for part, (call, calls) in parts.items():
+                    found[part].append(timed(session, call, calls))
+            times[name] = {part: median(values) for part, values in found.items()}
+        any_session = next(iter(sessions.values()))
+        if any_session.device.type == "cuda":
+            ceiling = product_ceiling()
+    flops = arithmetic(any_session)
+    rows = report(times, first_call, flops, ceiling)
+    if args.out:
+        result = {
+            "command": shlex.join(["python", "benchmarks/step.py", *without_places(args)]),
+            "commit": machine.commit(),
+            "hardware": machine.hardware(),
+            "versions": machine.versions(),
+            "product_tflops": ceiling,
+            "tflop": {part: count / 1e12 for part, count in flops.items()},
+            "rows": rows,
+        }
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def random_images(args: argparse.Namespace) -> Data:
+    chance = np.random.default_rng(0)
+    shape = (args.size, args.size, 3)
+    test = max(1, args.images // 5)
+    return open_source(
+        arrays(
+            chance.integers(0, 256, (args.images, *shape), dtype=np.uint8),
+            np.arange(args.images) % args.classes,
+            test_images=chance.integers(0, 256, (test, *shape), dtype=np.uint8),
+            test_labels=np.arange(test) % args.classes,
+        )
+    )
+
+
+def ready(session: Session) -> None:
+    """A step needs the numbers of an epoch; here always those of its first step."""
+    session.network.train()
+    session.step.zero_()
+    for _ in zip(session.pixels.batches(session.order_SB), range(1), strict=False):
+        pass
+
+
+def timed(session: Session, call: Callable[[], Any], calls: int) -> float:
+    """Milliseconds of a call."""
+    ready(session)
+    wait(session)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    wait(session)
+    return (time.perf_counter() - start) / calls * 1e3
+
+
+def wait(session: Session) -> None:
+    if session.device.type == "cuda":
+        torch.cuda.synchronize(session.device)
+
+
+def arithmetic(session: Session) -> dict[str, int]:
+    """Floating-point operations of each part: a backward pass is two forward passes."""
+    height, width = session.views.size
+    image = torch.zeros(1, session.data.train.channels, height, width, device=session.device)
+    was, session.network.fused = session.network.fused, False
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        session.network.eval()
+        session.network(image)
+    session.network.fused = was
+    forward = counter.get_total_flops()
+    batch, method = session.settings.batch_size, session.method
+    contrast = getattr(method, "contrast", False)
+    passes = 3 * (2 if contrast else 1) + (2 if method.guesses else 0)
+    return {
+        "warm-up step": 3 * batch * forward,
+        "step": passes * batch * forward,
+        "tracking pass": len(session.data.train) * forward,
+        "validation": len(session.data.test or ()) * forward,
+    }
+
+
+def product_ceiling(size: int = 8192) -> float:
+    """TFLOP/s of a large bf16 matrix product of random numbers."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    best = 0.0
+    for _ in range(10):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(5):
+            a @ b
+        torch.cuda.synchronize()
+        best = max(best, 5 * 2 * size**3 / (time.perf_counter() - start) / 1e12)
+    return best
+
+
+def report(
+    times: dict[str, dict[str, float]],
+    first_call: dict[str, float],
+    flops: dict[str, int],
+    ceiling: float | None,
+) -> list[dict[str, Any]]:
+    rows = []
+    print(f"{'':16} {'':22} {'ms':>9} {'× plain':>8} {'TFLOP/s':>8}")
+    for part in flops:
+        for name, of in times.items():
+            row = {
+                "part": part,
+                "variant": name,
+                "milliseconds": of[part],
+                "times_plain": times["plain"][part] / of[part],
+                "tflops": flops[part] / of[part] / 1e9,
+                "seconds_until_ready": first_call[name],
+            }
+            rows.append(row)
+            print(
+                f"{part:16} {name:22} {row['milliseconds']:9.3f} {row['times_plain']:8.2f} "
+                f"{row['tflops']:8.1f}"
+            )
+    if ceiling:
+        print(f"a large matrix product reaches {ceiling:.0f} TFLOP/s here")
+    print("ready after:", ", ".join(f"{name} {s:.1f} s" for name, s in first_call.items()))
+    return rows
+
+
+def without_places(args: argparse.Namespace) -> list[str]:
+    """The command without the folders of this machine."""
+    words = sys.argv[1:]
+    return [f"benchmarks/results/{args.out.name}" if w == str(args.out) else w for w in words]
+
+
+if __name__ == "__main__":
+    main()
