@@ -1,12 +1,13 @@
 """The calls of a captured step. What a graph does is checked on a GPU: benchmarks/agreement.py."""
 
+import os
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from pseudoloss import capture as module
-from pseudoloss.capture import PLAIN_CALLS, capture, compiled
+from pseudoloss.capture import PLAIN_CALLS, capture, compiled, load_compilers
 
 
 @pytest.fixture
@@ -84,13 +85,21 @@ def test_a_later_error_of_what_was_compiled_is_an_error(monkeypatch):
         inverse(0)
 
 
+def test_compilers_are_loaded_beside(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(module.importlib, "import_module", loaded.append)
+    load_compilers()()
+    assert loaded == []  # nothing to compile for
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    load_compilers()()
+    assert loaded == ["torch._inductor.compile_fx"]
+
+
 def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
     """In the user's cache, unless the user has said where."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     module.keep_compiled_kernels()
-    import os
-
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "pseudoloss" / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == "mine"

@@ -5,9 +5,12 @@ graph that was recorded once launches all of them at once. For both, a call must
 read nothing back, and take all that changes from tensors that are filled in place.
 """
 
+import importlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +47,20 @@ def compiled(function: Function, on_failure: Failed) -> Function:
         return result
 
     return call  # type: ignore[return-value]
+
+
+def load_compilers() -> Callable[[], None]:
+    """Load the compilers beside other work, which takes seconds; returns what waits for that."""
+    if not torch.cuda.is_available():
+        return lambda: None
+
+    def load() -> None:
+        with suppress(ImportError):  # then compiling fails, and says so
+            importlib.import_module("torch._inductor.compile_fx")
+
+    thread = Thread(target=load, daemon=True)
+    thread.start()
+    return thread.join
 
 
 def keep_compiled_kernels() -> None:

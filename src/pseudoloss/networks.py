@@ -60,10 +60,12 @@ class Network(nn.Module):
         if self.fused and self.training:
             outputs = self(torch.cat(views), len(views), free)
             parts = list(zip(*(part.chunk(len(views)) for part in outputs), strict=True))
-            return [(a.detach(), b.detach()) for a, b in parts[:free]] + parts[free:]
-        with torch.no_grad():
-            parts = [self(view) for view in views[:free]]
-        return parts + [self(view) for view in views[free:]]
+        else:
+            parts = []
+            for i, view in enumerate(views):
+                with torch.set_grad_enabled(torch.is_grad_enabled() and i >= free):
+                    parts.append(self(view))
+        return [(a.detach(), b.detach()) for a, b in parts[:free]] + parts[free:]
 
     @contextmanager
     def unchanging(self) -> Iterator[None]:

@@ -213,6 +213,7 @@ class Session:
         if self.accelerate == "full" and not self.network.fused:
             self.network.backbone.compile(dynamic=False)
         self.network.forward = left_as_it_is(self.network.forward)  # type: ignore[method-assign]
+        self.network.together = left_as_it_is(self.network.together)  # type: ignore[method-assign]
 
     def _place(self, images: ImageSet, what: str) -> Resident:
         pixels = place(images.images_NCHW, self.device, self.settings.images)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss import checkpoint, evaluate, health, wording
+from pseudoloss.capture import load_compilers
 from pseudoloss.config import request
 from pseudoloss.data import Source, absolute, corrupt, open_source
 from pseudoloss.errors import InputError, TrainingError
@@ -71,6 +72,7 @@ def train(
             raise InputError("SOURCE is missing: say what to train on, such as digits")
         source = recorded.source
 
+    wait_for_compilers = load_compilers()
     data = open_source(source)
     chosen = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
     if chosen.corrupt is not None:
@@ -79,6 +81,7 @@ def train(
         raise InputError(
             f"--resume: the images or labels of {data.name} are not those the run began with"
         )
+    wait_for_compilers()
     teller: Teller = Silent() if quiet else Terminal()
     with teller, private_chance():
         if folder is None:
