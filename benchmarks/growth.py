@@ -53,11 +53,15 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="the JSON to write")
     parser.add_argument("--plot", type=Path, help="the picture to draw (.svg; needs matplotlib)")
+    parser.add_argument("--read", type=Path, help="measure nothing: draw what --out wrote before")
     parser.add_argument("--quick", action="store_true", help="tiny ranges")
     parser.add_argument("--resident", type=int, help=argparse.SUPPRESS)  # see resident_growth
     args = parser.parse_args()
     if args.resident:
         print(resident_growth(args.resident))
+        return
+    if args.read:
+        plot(json.loads(args.read.read_text()), args.plot)
         return
     images, classes, sizes = QUICK if args.quick else (IMAGES, CLASSES, SIZES)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]

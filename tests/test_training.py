@@ -475,3 +475,17 @@ def test_normalisation_is_measured_where_none_is_published(tiny_source):
     mean, std = tiny_source.normalisation()
     assert len(mean) == len(std) == 1
     assert 0 < mean[0] < 1
+
+
+def test_a_device_that_is_too_small_is_said_in_one_line(tiny_source, tiny_settings, monkeypatch):
+    def step(self, epoch):
+        raise torch.OutOfMemoryError("a long story\nof blocks")
+
+    monkeypatch.setattr(Session, "train_epoch", step)
+    with pytest.raises(TrainingError, match=r"^the GPU ran out of memory.*--batch-size \(now 16\)"):
+        pl.train(tiny_source, quiet=True, **tiny_settings)
+
+
+def test_the_start_ends_with_the_first_step(tiny_source, tiny_settings):
+    summary = pl.train(tiny_source, quiet=True, **tiny_settings).summary
+    assert 0 < summary["startup_seconds"] < summary["seconds"]

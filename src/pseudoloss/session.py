@@ -4,6 +4,7 @@ Shapes: N images, B in a batch, C classes, K random numbers an image.
 """
 
 import math
+import time
 import zlib
 from functools import partial
 from importlib.util import find_spec
@@ -75,6 +76,8 @@ class Session:
         self.partner_SB = torch.zeros(BLOCK, B, dtype=torch.long, device=self.device)
         self.lam_S = torch.ones(BLOCK, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
+        self.any_step = False
+        self.begun: float | None = None  # when the first step was done: compiling is part of it
         self.warm_up_step = self._step(self.method.warm_up_loss)
         self.main_step = self._step(self.method.loss)
         self.tracking = {judge: self._tracking(judge) for judge in (False, True)}
@@ -109,6 +112,8 @@ class Session:
             if i % BLOCK == 0:
                 self._draw(chance)
             step()
+            if not self.any_step:
+                self.any_step, self.begun = True, time.monotonic()
             self.teller.step()
         # What the last step did to the weights shows in no loss.
         weights = [parameter.detach() for parameter in self.network.parameters()]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pseudoloss import checkpoint, evaluate, health, wording
 from pseudoloss.capture import load_compilers
-from pseudoloss.config import request
+from pseudoloss.config import Settings, request
 from pseudoloss.data import Source, absolute, corrupt, open_source
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.files import as_path, write_json
@@ -83,7 +83,7 @@ def train(
         )
     wait_for_compilers()
     teller: Teller = Silent() if quiet else Terminal()
-    with teller, private_chance():
+    with teller, private_chance(), memory_errors(chosen):
         if folder is None:
             return fit(Session(data, chosen, teller), None, started, minutes)
         if folder.checkpoint.exists():  # its weights take the place of published ones
@@ -108,7 +108,7 @@ class Record:
 
     epochs: int = 0  # done
     seconds: float = 0.0
-    startup_seconds: float = 0.0  # before the first step
+    startup_seconds: float = 0.0  # until the first step was done; of all processes together
     best: float | None = None  # test accuracy
     best_epoch: int | None = None
     last: dict[str, Any] = field(default_factory=dict)  # the metrics of the last epoch
@@ -123,11 +123,13 @@ def fit(session: Session, folder: RunFolder | None, started: float, minutes: flo
     teller.say(wording.introduction(session, record.epochs))
     if settings.method == "pls" and settings.warmup_epochs == settings.epochs:
         notice(session, record, {"warm-up only": health.WARM_UP_ONLY})
-    record.startup_seconds += time.monotonic() - started
     time_is_up = False
     with Writer() as writer:
         while record.epochs < settings.epochs and not time_is_up:
             line = run_epoch(session, record)
+            if session.begun is not None:
+                record.startup_seconds += session.begun - started
+                session.begun = None
             spent = time.monotonic() - started
             record.seconds = earlier + spent
             lines.append(line)
@@ -322,6 +324,18 @@ def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[st
         "device": wording.device_name(session.device),
         "torch": torch.__version__,
     }
+
+
+@contextmanager
+def memory_errors(settings: Settings) -> Iterator[None]:
+    """Say in one line that the device is too small."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise TrainingError(
+            "the GPU ran out of memory. Begin a new run with a lower --batch-size (now "
+            f"{settings.batch_size}) or a smaller --network, or go on where there is more."
+        ) from None
 
 
 @contextmanager
