@@ -133,6 +133,11 @@ class Session:
         test = self.data.test
         return None if test is None else 100 * int(self.validation()) / len(test)
 
+    def close(self) -> None:
+        """Give the network back as it was built, so that it can be copied and pickled."""
+        for name in ("forward", "together"):
+            vars(self.network).pop(name, None)
+
     def _draw(self, chance: torch.Generator) -> None:
         """Random numbers for the next BLOCK steps."""
         self.draws_SBK.uniform_(generator=chance)
