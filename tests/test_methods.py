@@ -11,6 +11,7 @@ from pseudoloss.methods import Batch, build, pls
 from pseudoloss.methods.mixup import cross_entropy, mix
 from pseudoloss.networks import Network
 from pseudoloss.networks import build as build_network
+from pseudoloss.session import see
 from pseudoloss.views import WEAK_DRAWS, Views
 
 N, B, C = 20, 6, 4
@@ -59,8 +60,9 @@ def setting():
 
     def loss(lam=0.7, warm_up=False, **changes):
         method = build(Settings(**changes), given, C)
-        of = method.warm_up_loss if warm_up else method.loss
-        return of(network, views, batch(lam), memory)
+        part = method.warm_up if warm_up else method
+        seen = see(network, part.show(views, batch(lam)), part.guess_in_eval)
+        return part.loss(seen, batch(lam), memory)
 
     class Everything:
         pass
@@ -208,3 +210,34 @@ def test_a_step_never_sees_what_it_should_not(setting):
     batch = setting.batch()
     wanted = cross_entropy(logits, mix(target, batch.partner_B, batch.lam)).mean()
     torch.testing.assert_close(loss, wanted)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "ce"},
+        {"method": "mixup"},
+        {"correct": False, "contrast": False},
+        {"guess_norm": "max", "weighting": "together", "contrast_class": "own", "balance": 0},
+        {"trust_in_classification": False, "trust_in_contrast": False, "guess_mode": "eval"},
+    ],
+)
+def test_views_and_losses_can_be_compiled_whole(setting, changes):
+    """Without a break in the graph, and with the same result."""
+    method = build(Settings(**changes), setting.given, C)
+    batch, views = setting.batch(), setting.views
+    for part in (method.warm_up, method):
+        show, loss = (
+            torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
+            for call in (part.show, part.loss)
+        )
+        shown = show(views, batch)
+        for compiled, plain in zip(shown, part.show(views, batch), strict=True):
+            torch.testing.assert_close(compiled, plain)
+        seen = see(setting.network, shown, part.guess_in_eval)
+        wanted = part.loss(seen, batch, setting.memory)
+        before = {name: t.clone() for name, t in setting.memory.tensors().items()}
+        torch.testing.assert_close(loss(seen, batch, setting.memory), wanted)
+        for name, tensor in setting.memory.tensors().items():
+            assert torch.equal(tensor, before[name]), name

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import pickle
 
 import numpy as np
 import pandas as pd
@@ -490,13 +489,3 @@ def test_a_device_that_is_too_small_is_said_in_one_line(tiny_source, tiny_settin
 def test_the_start_ends_with_the_first_step(tiny_source, tiny_settings):
     summary = pl.train(tiny_source, quiet=True, **tiny_settings).summary
     assert 0 < summary["startup_seconds"] < summary["seconds"]
-
-
-def test_a_session_gives_the_network_back_as_it_was(tiny_source, tiny_settings):
-    session = Session(tiny_source, Settings(**tiny_settings), Silent())
-    session.accelerate = "auto"
-    session._accelerate_network()
-    assert "forward" in vars(session.network)
-    session.close()
-    assert "forward" not in vars(session.network)
-    assert pickle.loads(pickle.dumps(session.network)).precision == torch.float32

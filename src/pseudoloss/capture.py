@@ -30,7 +30,7 @@ def compiled(function: Function, on_failure: Failed) -> Function:
     go on.
     """
     keep_compiled_kernels()
-    chosen: Callable[..., Any] = torch.compile(function, dynamic=False)
+    chosen: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True)
     proven = False
 
     def call(*args: Any) -> Any:
@@ -68,11 +68,6 @@ def keep_compiled_kernels() -> None:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pseudoloss"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
-
-
-def left_as_it_is(function: Function) -> Function:
-    """Not compiled together with what calls it: already fast, or too long to compile."""
-    return torch.compiler.disable(function)  # type: ignore[no-any-return]
 
 
 def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:

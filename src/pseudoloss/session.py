@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from pseudoloss import methods, networks
-from pseudoloss.capture import Call, Failed, Result, capture, compiled, left_as_it_is
+from pseudoloss.capture import Call, Failed, Result, capture, compiled
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet
 from pseudoloss.errors import InputError
 from pseudoloss.memory import Memory
-from pseudoloss.methods import Batch, Loss, pls
+from pseudoloss.methods import Batch, Part, Seen, Shown, pls
 from pseudoloss.model import Description, Model
+from pseudoloss.networks import Network
 from pseudoloss.pixels import Resident, place
 from pseudoloss.progress import Teller
 from pseudoloss.tracking import Stages, predict, track
@@ -78,8 +79,8 @@ class Session:
         self.loss_sum = torch.zeros((), device=self.device)
         self.any_step = False
         self.begun: float | None = None  # when the first step was done: compiling is part of it
-        self.warm_up_step = self._step(self.method.warm_up_loss)
-        self.main_step = self._step(self.method.loss)
+        self.warm_up_step = self._step(self.method.warm_up)
+        self.main_step = self._step(self.method)
         self.tracking = {judge: self._tracking(judge) for judge in (False, True)}
         self.validation = self._validation()
 
@@ -133,11 +134,6 @@ class Session:
         test = self.data.test
         return None if test is None else 100 * int(self.validation()) / len(test)
 
-    def close(self) -> None:
-        """Give the network back as it was built, so that it can be copied and pickled."""
-        for name in ("forward", "together"):
-            vars(self.network).pop(name, None)
-
     def _draw(self, chance: torch.Generator) -> None:
         """Random numbers for the next BLOCK steps."""
         self.draws_SBK.uniform_(generator=chance)
@@ -161,14 +157,18 @@ class Session:
             draws_BK=self.draws_SBK.index_select(0, now).squeeze(0),
         )
 
-    def _step(self, loss_of: Loss) -> Call[None]:
+    def _step(self, part: Part) -> Call[None]:
         """One update of the network, of fixed shapes and without a read-back to the host."""
+        show, loss_of = part.show, part.loss
         if self.accelerate in ("auto", "full"):
-            loss_of = compiled(loss_of, self._failed("step could not be compiled"))
+            failed = self._failed("step could not be compiled")
+            show, loss_of = compiled(show, failed), compiled(loss_of, failed)
 
         def step() -> None:
+            batch = self._batch()
+            seen = see(self.network, show(self.views, batch), part.guess_in_eval)
             self.optimiser.zero_grad(set_to_none=True)
-            loss = loss_of(self.network, self.views, self._batch(), self.memory)
+            loss = loss_of(seen, batch, self.memory)
             loss.backward()
             self.optimiser.step()
             self.loss_sum += loss.detach()
@@ -222,8 +222,6 @@ class Session:
         self.network.fused = self.settings.network in networks.OWN and has_triton()
         if self.accelerate == "full" and not self.network.fused:
             self.network.backbone.compile(dynamic=False)
-        self.network.forward = left_as_it_is(self.network.forward)  # type: ignore[method-assign]
-        self.network.together = left_as_it_is(self.network.together)  # type: ignore[method-assign]
 
     def _place(self, images: ImageSet, what: str) -> Resident:
         pixels = place(images.images_NCHW, self.device, self.settings.images)
@@ -234,6 +232,18 @@ class Session:
                 "needed: on the device they would leave too little room for training."
             )
         return pixels
+
+
+def see(network: Network, shown: Shown, guess_in_eval: bool = False) -> Seen:
+    """What the network makes of all views, those for guesses first."""
+    count = len(shown.for_guesses)
+    if not guess_in_eval:
+        outputs = network.together(*shown.for_guesses, *shown.for_losses, free=count)
+        return Seen(outputs[:count], outputs[count:])
+    network.eval()
+    guessed = network.together(*shown.for_guesses, free=count)
+    network.train()
+    return Seen(guessed, network.together(*shown.for_losses))
 
 
 def build_model(data: Data, settings: Settings, device: torch.device) -> Model:

@@ -275,7 +275,6 @@ def finish(
 ) -> Run:
     """The run as the user gets it; in the folder too, once all epochs are done."""
     settings, epoch = session.settings, record.epochs - 1
-    session.close()
     if not session.tracks(epoch):  # stopped in the warm-up: there is something to say all the same
         session.track(epoch)
     labels = label_table(session.data.train, session.memory, judged=session.judges_guesses(epoch))

@@ -1,6 +1,6 @@
-"""One file a method. A method is a loss for the steps of the warm-up and one for the others."""
+"""One file a method. A method says what the network is to see, and makes a loss of what it answers:
+once for the steps of the warm-up, once for the others."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,23 +9,31 @@ from torch import Tensor
 from pseudoloss.config import Settings
 from pseudoloss.memory import Memory
 from pseudoloss.methods import pls
-from pseudoloss.methods.batch import Batch
+from pseudoloss.methods.batch import Batch, Seen, Shown
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.mixup import Mixup
-from pseudoloss.networks import Network
 from pseudoloss.views import Views
 
-__all__ = ["Batch", "Loss", "Method", "build"]
-
-Loss = Callable[[Network, Views, Batch, Memory], Tensor]
+__all__ = ["Batch", "Method", "Part", "Seen", "Shown", "build"]
 
 
-class Method(Protocol):
-    """What the training loop asks of a method.
+class Part(Protocol):
+    """What the steps of a phase do. Both functions are of fixed-shape tensors: they read nothing
+    back to the host and draw no random numbers of their own."""
 
-    A loss is a scalar of fixed-shape tensors: it reads nothing back to the host and draws no
-    random numbers of its own.
-    """
+    @property
+    def guess_in_eval(self) -> bool:
+        """Whether the views for guesses are seen in evaluation mode."""
+
+    def show(self, views: Views, batch: Batch) -> Shown:
+        """The views of a step."""
+
+    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+        """A scalar. May write into the memory."""
+
+
+class Method(Part, Protocol):
+    """What the training loop asks of a method, which is its own main phase."""
 
     @property
     def draws(self) -> int:
@@ -35,11 +43,8 @@ class Method(Protocol):
     def guesses(self) -> bool:
         """Whether a step leaves guesses in the memory, for stage 2 to judge."""
 
-    def warm_up_loss(
-        self, network: Network, views: Views, batch: Batch, memory: Memory
-    ) -> Tensor: ...
-
-    def loss(self, network: Network, views: Views, batch: Batch, memory: Memory) -> Tensor: ...
+    @property
+    def warm_up(self) -> Part: ...
 
 
 def build(settings: Settings, given_N: Tensor, classes: int) -> Method:

@@ -1,4 +1,4 @@
-"""What a step is given."""
+"""What a method is given in a step, shows the network, and is told of it."""
 
 from typing import NamedTuple
 
@@ -14,3 +14,17 @@ class Batch(NamedTuple):
     partner_B: Tensor  # a permutation of the batch: whom each image is mixed with
     lam: Tensor  # λ of the step, a scalar tensor
     draws_BK: Tensor  # uniform, for the views
+
+
+class Shown(NamedTuple):
+    """The views that the network is to see, in this order."""
+
+    for_guesses: list[Tensor]  # without gradients
+    for_losses: list[Tensor]
+
+
+class Seen(NamedTuple):
+    """Logits and projection of each view that was shown."""
+
+    guessed: list[tuple[Tensor, Tensor]]
+    learnt: list[tuple[Tensor, Tensor]]

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.memory import Memory
-from pseudoloss.methods.batch import Batch
-from pseudoloss.networks import Network
+from pseudoloss.methods.batch import Batch, Seen, Shown
 from pseudoloss.views import WEAK_DRAWS, Views
 
 
@@ -15,10 +14,15 @@ from pseudoloss.views import WEAK_DRAWS, Views
 class CrossEntropy:
     draws = WEAK_DRAWS
     guesses = False
+    guess_in_eval = False
 
-    def loss(self, network: Network, views: Views, batch: Batch, memory: Memory) -> Tensor:
-        view = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
-        logits_BC, _ = network(view)
+    @property
+    def warm_up(self) -> "CrossEntropy":
+        return self
+
+    def show(self, views: Views, batch: Batch) -> Shown:
+        return Shown([], [views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])])
+
+    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+        ((logits_BC, _),) = seen.learnt
         return F.cross_entropy(logits_BC, batch.given_B)
-
-    warm_up_loss = loss

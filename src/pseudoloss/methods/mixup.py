@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.memory import Memory
-from pseudoloss.methods.batch import Batch
-from pseudoloss.networks import Network
+from pseudoloss.methods.batch import Batch, Seen, Shown
 from pseudoloss.views import WEAK_DRAWS, Views
 
 
@@ -30,11 +29,17 @@ class Mixup:
 
     draws = WEAK_DRAWS
     guesses = False
+    guess_in_eval = False
 
-    def loss(self, network: Network, views: Views, batch: Batch, memory: Memory) -> Tensor:
+    @property
+    def warm_up(self) -> "Mixup":
+        return self
+
+    def show(self, views: Views, batch: Batch) -> Shown:
         view = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
-        logits_BC, _ = network(mix(view, batch.partner_B, batch.lam))
+        return Shown([], [mix(view, batch.partner_B, batch.lam)])
+
+    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+        ((logits_BC, _),) = seen.learnt
         given_BC = F.one_hot(batch.given_B, logits_BC.shape[1]).float()
         return cross_entropy(logits_BC, mix(given_BC, batch.partner_B, batch.lam)).mean()
-
-    warm_up_loss = loss

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.memory import Memory
-from pseudoloss.methods.batch import Batch
+from pseudoloss.methods.batch import Batch, Seen, Shown
 from pseudoloss.methods.mixup import Mixup, cross_entropy, mix
 from pseudoloss.mixture import Mixture, fit_two_modes
-from pseudoloss.networks import Network
 from pseudoloss.views import STRONG_DRAWS, WEAK_DRAWS, Views
 
 # ------------------------------------------------------------------ 3.1 Detecting noisy samples
@@ -170,7 +169,9 @@ class PLS:
     normalise: Callable[[Tensor], Tensor]
     classification: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     contrastive_class: Callable[[Tensor, Tensor, Tensor], Tensor]
-    guess_in_eval: bool
+    guess_in_eval: (
+        bool  # without, as released: batch statistics count, the running ones move (row 12)
+    )
     correct: bool
     contrast: bool
     trust_in_classification: bool
@@ -183,59 +184,47 @@ class PLS:
         """Whether a step leaves guesses in the memory, for stage 2 to judge."""
         return self.correct
 
-    def warm_up_loss(self, network: Network, views: Views, batch: Batch, memory: Memory) -> Tensor:
+    @property
+    def warm_up(self) -> Mixup:
         """Lines 1 to 7: mixup on the given labels."""
-        return Mixup().loss(network, views, batch, memory)
+        return Mixup()
 
-    def loss(self, network: Network, views: Views, batch: Batch, memory: Memory) -> Tensor:
-        """Lines 11 to 27."""
-        index_B, images_BCHW, given_B, partner_B, lam, draws_BK = batch
+    def show(self, views: Views, batch: Batch) -> Shown:
+        """Lines 11 to 15: two weak views, of which the first is mixed too, and a strong one."""
+        _, images_BCHW, _, partner_B, lam, draws_BK = batch
         first_draws, second_draws, strong_draws = draws_BK.split(
             [WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1
         )
         weak_view = views.weak(images_BCHW, first_draws)
-        for_guesses, for_losses = [], [mix(weak_view, partner_B, lam)]
+        shown = Shown([], [mix(weak_view, partner_B, lam)])
         if self.correct:
-            for_guesses = [weak_view, views.weak(images_BCHW, second_draws)]
+            shown.for_guesses.extend([weak_view, views.weak(images_BCHW, second_draws)])
         if self.contrast:
-            for_losses.append(views.strong(images_BCHW, strong_draws))
-        guessed, seen = self.forward(network, for_guesses, for_losses)
+            shown.for_losses.append(views.strong(images_BCHW, strong_draws))
+        return shown
 
+    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+        """Lines 16 to 27."""
+        index_B, _, given_B, partner_B, lam, _ = batch
         target_BC = F.one_hot(given_B, len(self.prior_C)).float()
         if self.correct:
-            (first_BC, _), (second_BC, _) = guessed
+            (first_BC, _), (second_BC, _) = seen.guessed
             guess_BC = guess_labels(first_BC, second_BC, self.gamma, self.normalise)
             memory.remember_guesses(index_B, guess_BC)
             target_BC = torch.where(memory.noisy_N[index_B, None], guess_BC, target_BC)
         w_B = memory.trust_N[index_B]
         full_B = torch.ones_like(w_B)
 
-        logits_BC, weak_BD = seen[0]
+        logits_BC, weak_BD = seen.learnt[0]
         w_classif_B = w_B if self.trust_in_classification else full_B
         loss = self.classification(logits_BC, target_BC, w_classif_B, partner_B, lam)
         if self.balance > 0:
             loss = loss + self.balance * class_balance(logits_BC, self.prior_C)
         if self.contrast:
-            _, strong_BD = seen[1]
+            _, strong_BD = seen.learnt[1]
             class_BC = self.contrastive_class(target_BC, partner_B, lam)
             label_BX = contrastive_label(class_BC, w_B if self.trust_in_contrast else full_B)
             L_BB = label_similarity(label_BX, partner_B, lam)
             P_BB = feature_similarity(weak_BD, strong_BD, self.mu)
             loss = loss + contrastive_loss(P_BB, L_BB)
         return loss
-
-    def forward(
-        self, network: Network, for_guesses: list[Tensor], for_losses: list[Tensor]
-    ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
-        """What the network makes of all views, those for guesses first and without gradients.
-
-        In training mode as released: batch statistics count, and the running ones move (row 12).
-        """
-        count = len(for_guesses)
-        if not self.guess_in_eval:
-            outputs = network.together(*for_guesses, *for_losses, free=count)
-            return outputs[:count], outputs[count:]
-        network.eval()
-        guessed = network.together(*for_guesses, free=count)
-        network.train()
-        return guessed, network.together(*for_losses)
