@@ -7,6 +7,7 @@ from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
 from pseudoloss import evaluate
 from pseudoloss.memory import Memory
+from pseudoloss.mixture import fit_two_modes
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,3 +64,64 @@ def test_figures_that_are_not_defined_are_none():
     assert evaluate.detection(memory, given_N, true_N)["precision"] is None
     clean = evaluate.detection(memory, given_N, given_N)
     assert clean == {"precision": None, "recall": None, "auc": None}
+
+
+# ----------------------------------------------------------------------------- comparing metrics
+
+
+def test_metrics_are_compared_by_auc():
+    memory, given_N, true_N = remembered()
+    true_N[:5] = -1  # belongs to no class: the label is wrong, and so is every guess
+    score = torch.rand(60, generator=torch.Generator().manual_seed(9))
+    wrong = (given_N != true_N).numpy()
+    found = evaluate.noise_aucs({"a": score, "b": score * torch.nan}, given_N, true_N)
+    assert found == {"a": pytest.approx(roc_auc_score(wrong, score)), "b": None}
+    noisy = memory.noisy_N
+    right = (memory.guess_N == true_N)[noisy].numpy()
+    assert not (memory.guess_N == true_N)[:5].any()
+    found = evaluate.guess_aucs({"a": score}, memory, true_N)
+    assert found == {"a": pytest.approx(roc_auc_score(right, -score[noisy]))}
+
+
+def test_bias_is_the_share_of_wrong_guesses_that_are_believed():
+    memory, _, true_N = remembered()
+    true_N[:5] = -1
+    memory.predicted_N[::2] = memory.guess_N[::2].int()
+    trusted = fitted = 0
+    for i in range(60):
+        wrong = memory.noisy_N[i] and memory.guess_N[i] != true_N[i]
+        trusted += bool(wrong and memory.trust_N[i] >= 0.5)
+        fitted += bool(wrong and memory.predicted_N[i] == memory.guess_N[i])
+    noisy = int(memory.noisy_N.sum())
+    assert 0 < trusted < noisy
+    assert evaluate.bias(memory, true_N) == {"trusted": trusted / noisy, "fitted": fitted / noisy}
+    memory.noisy_N.fill_(False)
+    assert evaluate.bias(memory, true_N) == {"trusted": None, "fitted": None}
+
+
+def test_the_histogram_of_the_pseudo_loss_holds_every_noisy_image():
+    memory, _, true_N = remembered()
+    memory.pseudo_loss_N.copy_(torch.rand(60, generator=torch.Generator().manual_seed(1)))
+    found = evaluate.pseudo_losses(memory, true_N)
+    noisy = memory.noisy_N
+    right = (memory.guess_N == true_N)[noisy].numpy()
+    value = memory.pseudo_loss_N[noisy].double().numpy()
+    edges = found["histogram"]["edges"]
+    assert (edges[0], edges[-1], len(edges)) == (value.min(), value.max(), 51)
+    assert sum(found["histogram"]["right"]) == right.sum()
+    assert sum(found["histogram"]["wrong"]) == (~right).sum()
+    assert found["histogram"]["right"] == np.histogram(value[right], edges)[0].tolist()
+    mixture = fit_two_modes(torch.from_numpy(value).float())
+    for name in ("means", "variances", "weights"):
+        assert found["modes"][name] == pytest.approx(getattr(mixture, name).tolist())
+
+
+def test_pseudo_losses_without_two_modes_or_without_noisy_images():
+    memory, _, true_N = remembered()
+    memory.pseudo_loss_N.fill_(2.0)
+    found = evaluate.pseudo_losses(memory, true_N)
+    assert found["modes"] is None
+    counts = found["histogram"]["right"], found["histogram"]["wrong"]
+    assert sum(map(sum, counts)) == int(memory.noisy_N.sum())
+    memory.noisy_N.fill_(False)
+    assert evaluate.pseudo_losses(memory, true_N) is None

@@ -1,16 +1,26 @@
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from pseudoloss import tracking
+from pseudoloss import metrics, tracking
 from pseudoloss.memory import Memory
-from pseudoloss.methods.pls import high_loss, not_low_loss
+from pseudoloss.methods.pls import high_loss, not_low_loss, trust_confident
 from pseudoloss.mixture import fit_two_modes
 from pseudoloss.networks import build
 from pseudoloss.pixels import Resident
-from pseudoloss.tracking import images_at_once, predict, track
-from pseudoloss.views import Views
+from pseudoloss.tracking import (
+    NOISE_METRICS,
+    diverge,
+    images_at_once,
+    noise_metrics,
+    of_guesses,
+    predict,
+    project,
+    track,
+)
+from pseudoloss.views import WEAK_DRAWS, Views
 
 N, C = 50, 4
 
@@ -93,3 +103,76 @@ def test_large_images_go_in_smaller_parts():
     assert at_once(32) == 2048
     assert at_once(448) == 10
     assert at_once(4096) == 1
+
+
+# --------------------------------------------------------------------------------- other metrics
+
+
+def test_the_contrastive_space_is_that_of_the_plain_views(monkeypatch):
+    network, views, pixels, *_ = setting()
+    whole = project(network, views, pixels)
+    with torch.no_grad():
+        wanted = F.normalize(network.eval()(views.plain(pixels.images_NCHW))[1])
+    torch.testing.assert_close(whole, wanted)
+    monkeypatch.setattr(tracking, "PIXELS_AT_ONCE", 7 * 64)
+    torch.testing.assert_close(project(network, views, pixels), wanted)
+
+
+def test_views_diverge_only_where_they_can(monkeypatch):
+    network, views, pixels, *_ = setting()
+    draws = torch.rand(N, WEAK_DRAWS, generator=torch.Generator().manual_seed(0))
+    assert diverge(network, views, pixels, draws).isnan().all()
+    padded = replace(views, pad=2)
+    found = diverge(network, padded, pixels, draws)
+    assert (found > 0).any()
+    with torch.no_grad():
+        plain, weak = (
+            network.eval()(view)[0]
+            for view in (
+                padded.plain(pixels.images_NCHW),
+                padded.weak(pixels.images_NCHW, draws),
+            )
+        )
+    torch.testing.assert_close(found, metrics.view_divergence(plain, weak))
+    monkeypatch.setattr(tracking, "PIXELS_AT_ONCE", 7 * 64)
+    torch.testing.assert_close(diverge(network, padded, pixels, draws), found)
+
+
+def test_metrics_of_guesses_come_part_by_part(monkeypatch):
+    *_, memory = setting()
+    whole = of_guesses(metrics.entropy, memory)
+    torch.testing.assert_close(whole, metrics.entropy(memory.guesses(slice(None))))
+    monkeypatch.setattr(tracking, "SHARES_AT_ONCE", 7 * C)
+    torch.testing.assert_close(of_guesses(metrics.entropy, memory), whole)
+
+
+def test_only_the_metrics_that_are_asked_for():
+    network, views, pixels, given, memory = setting()
+    draws = torch.rand(N, WEAK_DRAWS)
+    found = noise_metrics(NOISE_METRICS, network, views, pixels, given, memory, draws)
+    assert tuple(found) == NOISE_METRICS
+    for name in NOISE_METRICS[:3]:
+        alone = noise_metrics([name], network, views, pixels, given, memory, draws)
+        assert list(alone) == [name]
+        torch.testing.assert_close(alone[name], found[name])
+
+
+def test_the_stages_look_at_what_they_are_given():
+    network, views, pixels, given, memory = setting()
+    other = torch.rand(N, generator=torch.Generator().manual_seed(1))
+    stages = track(
+        network,
+        views,
+        pixels,
+        given,
+        memory,
+        is_noisy=partial(high_loss, threshold=0.5),
+        judge_guesses=True,
+        noise_metric=lambda memory: other,
+        trust=lambda memory: (trust_confident(other, memory.noisy_N, 0.2), None),
+    )
+    first = fit_two_modes(other)
+    assert torch.equal(memory.noisy_N, 1 - first.low_N > 0.5)
+    assert torch.equal(memory.trust_N == 1, ~memory.noisy_N | (other < 0.8))
+    assert set(memory.trust_N.tolist()) == {0.0, 1.0}
+    assert stages.pseudo_loss is None

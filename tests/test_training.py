@@ -1,5 +1,6 @@
 """Whole runs, small: what is written, in which order things happen, what is noticed."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ from pseudoloss import session as session_module
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, arrays, corrupt
 from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.mixture import fit_two_modes
 from pseudoloss.progress import Silent
 from pseudoloss.session import (
     Session,
@@ -489,3 +491,79 @@ def test_a_device_that_is_too_small_is_said_in_one_line(tiny_source, tiny_settin
 def test_the_start_ends_with_the_first_step(tiny_source, tiny_settings):
     summary = pl.train(tiny_source, quiet=True, **tiny_settings).summary
     assert 0 < summary["startup_seconds"] < summary["seconds"]
+
+
+# ------------------------------------------------------------------------------- other metrics
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"noise_metric": "agreement"},
+        {"noise_metric": "disagreement"},
+        {"noise_metric": "kl"},
+        {"trust_metric": "confidence"},
+        {"trust_metric": "entropy"},
+        {"trust_metric": "threshold", "trust_threshold": 0.5},
+    ],
+    ids=lambda chosen: next(iter(chosen.values())),
+)
+def test_each_stage_can_look_at_another_metric(chosen, tiny_source, tiny_settings):
+    settings = Settings(**(tiny_settings | {"epochs": 2, "device": "cpu"} | chosen))
+    source = dataclasses.replace(
+        tiny_source, train=corrupt(tiny_source.train, "symmetric-exact:0.25", 1)
+    )
+    session = Session(source, settings, Silent())
+    for epoch in (0, 1):
+        session.train_epoch(epoch)
+        stages = session.track(epoch)
+    memory = session.memory
+    values = session.noise_metrics(settings.noise_metric)[settings.noise_metric]
+    first = fit_two_modes(values)
+    torch.testing.assert_close(memory.p_noisy_N, 1 - first.low_N)
+    guesses = memory.guesses(slice(None))
+    if settings.trust_metric == "threshold":
+        confident = guesses.amax(1) / guesses.sum(1) > 0.5
+        assert torch.equal(memory.trust_N == 1, ~memory.noisy_N | confident)
+        assert stages.pseudo_loss is None
+    else:
+        values = session.guess_metrics()[settings.trust_metric]
+        second = fit_two_modes(values, memory.noisy_N)
+        torch.testing.assert_close(memory.trust_N, second.low_N)
+
+
+def test_what_the_figures_need_is_recorded(tmp_path, tiny_source, tiny_settings):
+    """And asking for it changes nothing in what is learnt."""
+    settings = tiny_settings | {"corrupt": "symmetric-exact:0.25", "quiet": True}
+    plain = pl.train(tiny_source, **settings)
+    run = pl.train(tiny_source, out=tmp_path / "run", compare_metrics=True, knn=True, **settings)
+    for ours, theirs in zip(
+        run.model.network.parameters(), plain.model.network.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    first, last = lines[0], lines[-1]
+    assert set(first["metrics"]["noise"]) == {"loss", "agreement", "disagreement", "kl"}
+    assert first["metrics"]["guesses"] is first["bias"] is first["pseudo_loss"] is None
+    assert last["metrics"]["noise"]["loss"] == last["detection"]["auc"]
+    assert set(last["metrics"]["guesses"]) == {"pseudo-loss", "confidence", "entropy"}
+    assert set(last["bias"]) == {"trusted", "fitted"}
+    counts = last["pseudo_loss"]["histogram"]
+    assert sum(counts["right"]) + sum(counts["wrong"]) == round(last["noisy"] * 64)
+    assert 0 <= last["knn_accuracy"] <= 100
+    assert run.summary["knn_accuracy"] == last["knn_accuracy"]
+    assert plain.summary["knn_accuracy"] is None
+    assert not {"metrics", "bias", "pseudo_loss", "knn_accuracy"} & set(plain.metrics)
+
+
+def test_without_truth_or_test_images_those_figures_are_null(tiny_settings):
+    run = pl.train(make_images(), quiet=True, compare_metrics=True, knn=True, **tiny_settings)
+    assert run.metrics[["metrics", "bias", "pseudo_loss", "knn_accuracy"]].isna().all(axis=None)
+
+
+def test_views_that_are_the_same_cannot_be_compared(tiny_source, tiny_settings):
+    settings = tiny_settings | {"pad": 0, "flip": False, "quiet": True}
+    with pytest.raises(InputError, match="--noise-metric kl compares the plain view"):
+        pl.train(tiny_source, noise_metric="kl", **settings)
+    run = pl.train(tiny_source, compare_metrics=True, **settings)
+    assert run.metrics["metrics"].iloc[-1]["noise"]["kl"] is None

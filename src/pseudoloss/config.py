@@ -55,6 +55,9 @@ class Settings:
     """Probability above which stage 1 decides. The paper uses 0.5 at 80% noise."""
     threshold_on: Literal["noisy", "clean"] = "noisy"
     """noisy: noisy if P(high mode) > threshold; clean: clean if P(low mode) > threshold."""
+    noise_metric: Literal["loss", "agreement", "disagreement", "kl"] = "loss"
+    """What its mixture is fitted to: the loss, the agreement or disagreement of neighbours in the
+    contrastive space, or the KL divergence of two views."""
 
     # Guesses, and how far they are trusted
     gamma: float = 2.0
@@ -65,6 +68,11 @@ class Settings:
     """Mode of the network while it guesses: batch statistics or running statistics."""
     weighting: Literal["apart", "together"] = "apart"
     """Trust under mixup: two terms with a normaliser each, or one interpolated trust."""
+    trust_metric: Literal["pseudo-loss", "confidence", "entropy", "threshold"] = "pseudo-loss"
+    """What trust comes from: a mixture of the pseudo-loss, of the guess's confidence or of its
+    entropy; threshold: 1 where the confidence exceeds trust_threshold, else 0."""
+    trust_threshold: float = 0.95
+    """Confidence above which a guess is trusted, with trust_metric threshold."""
 
     # The other terms of the loss
     mu: float = 0.2
@@ -95,6 +103,12 @@ class Settings:
     """Pixels of zero padding before the random crop. None: an eighth of the size (4 at 32)."""
     flip: bool = True
     """Mirror images at random. Off where left and right matter (digits, text)."""
+
+    # Figures on request
+    compare_metrics: bool = False
+    """Record the AUC of every metric of both stages each epoch, for the paper's figures; slower."""
+    knn: bool = False
+    """Record the k-NN accuracy in the contrastive space each epoch; slower."""
 
     # Data, chance, machine
     corrupt: str | None = None
@@ -146,6 +160,7 @@ _LIMITS: dict[str, tuple[Any, str]] = {
     "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "weight_decay": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "threshold": (lambda v: 0 < v < 1, "between 0 and 1"),
+    "trust_threshold": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "gamma": (lambda v: 0 < v <= 100, "above 0 and at most 100"),
     "mu": (lambda v: 0.001 <= v <= 1000, "0.001 to 1000"),
     "balance": (lambda v: 0 <= v <= 1000, "0 to 1000"),

@@ -4,12 +4,18 @@ Accuracies are percentages, as the field prints them; precision, recall and AUC 
 A figure that is not defined (no noisy image, no truth) is None.
 """
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pseudoloss.labels import TRUSTED
 from pseudoloss.memory import Memory
+from pseudoloss.mixture import fit_two_modes
+
+BINS = 50  # of a histogram
 
 
 class Detection(TypedDict):
@@ -25,6 +31,17 @@ class Guesses(TypedDict):
 
     accuracy: float | None
     auc: float | None  # of trust
+
+
+class Bias(TypedDict):
+    """Confirmation bias: wrong guesses that the run believes all the same.
+
+    The paper uses the word for wrong guesses that enter the loss and are learnt, so that later on
+    they can no longer be told from right ones. Both figures are shares of the images found noisy.
+    """
+
+    trusted: float | None  # the guess is wrong, and stage 2 trusts it (at least 0.5)
+    fitted: float | None  # the guess is wrong, and the network says the same of the plain view
 
 
 def detection(memory: Memory, given_N: Tensor, true_N: Tensor) -> Detection:
@@ -47,6 +64,55 @@ def guesses(memory: Memory, true_N: Tensor) -> Guesses:
         accuracy=100 * int(right_N.sum()) / len(right_N),
         auc=auc(memory.trust_N[noisy_N], right_N),
     )
+
+
+def noise_aucs(
+    metrics: Mapping[str, Tensor], given_N: Tensor, true_N: Tensor
+) -> dict[str, float | None]:
+    """How well each metric (high: suspicious) finds wrong labels, over all images."""
+    return {name: auc(value_N, given_N != true_N) for name, value_N in metrics.items()}
+
+
+def guess_aucs(
+    metrics: Mapping[str, Tensor], memory: Memory, true_N: Tensor
+) -> dict[str, float | None]:
+    """How well each metric (high: suspicious) tells right guesses from wrong ones, over the images
+    found noisy."""
+    wrong_N = memory.guess_N != true_N
+    noisy_N = memory.noisy_N
+    return {name: auc(value_N[noisy_N], wrong_N[noisy_N]) for name, value_N in metrics.items()}
+
+
+def bias(memory: Memory, true_N: Tensor) -> Bias:
+    noisy = int(memory.noisy_N.sum())
+    if noisy == 0:
+        return Bias(trusted=None, fitted=None)
+    wrong_N = memory.noisy_N & (memory.guess_N != true_N)
+    return Bias(
+        trusted=int((wrong_N & (memory.trust_N >= TRUSTED)).sum()) / noisy,
+        fitted=int((wrong_N & (memory.predicted_N == memory.guess_N)).sum()) / noisy,
+    )
+
+
+def pseudo_losses(memory: Memory, true_N: Tensor) -> dict[str, Any] | None:
+    """The pseudo-loss over the images found noisy: a histogram of right and of wrong guesses, and
+    the two modes (None where there are none)."""
+    asked_N = memory.noisy_N & memory.pseudo_loss_N.isfinite()
+    if not bool(asked_N.any()):
+        return None
+    value = memory.pseudo_loss_N[asked_N].double().cpu().numpy()
+    right = (memory.guess_N == true_N)[asked_N].cpu().numpy()
+    edges = np.histogram_bin_edges(value, BINS)
+    mixture = fit_two_modes(memory.pseudo_loss_N, memory.noisy_N)
+    modes = {name: getattr(mixture, name).tolist() for name in ("means", "variances", "weights")}
+    return {
+        "histogram": {
+            "right": np.histogram(value[right], edges)[0].tolist(),
+            "wrong": np.histogram(value[~right], edges)[0].tolist(),
+            "edges": edges.tolist(),
+        },
+        "modes": modes if bool(mixture.fitted) else None,
+    }
 
 
 def auc(score_N: Tensor, positive_N: Tensor) -> float | None:

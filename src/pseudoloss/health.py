@@ -34,12 +34,12 @@ def warm_up_at_chance(memory: Memory, given_N: Tensor) -> str | None:
     )
 
 
-def stage1_collapsed(stages: Stages, memory: Memory) -> str | None:
-    """Whether the mixture of the losses says nothing about the labels."""
+def stage1_collapsed(stages: Stages, memory: Memory, values: str = "losses") -> str | None:
+    """Whether the mixture of the losses, or of other values, says nothing about the labels."""
     share = int(memory.noisy_N.sum()) / len(memory.noisy_N)
     if not bool(stages.loss.fitted):
         return (
-            "stage 1 found no two modes in the losses (all are equal, or not finite) and takes "
+            f"stage 1 found no two modes in the {values} (all are equal, or not finite) and takes "
             f"{share:.0%} of the labels for wrong. Try a longer --warmup or a lower --lr."
         )
     if share == 0:
@@ -55,15 +55,16 @@ def stage1_collapsed(stages: Stages, memory: Memory) -> str | None:
     return None
 
 
-def stage2_collapsed(stages: Stages, memory: Memory) -> str | None:
-    """Whether the mixture of the pseudo-losses says nothing about the guesses."""
+def stage2_collapsed(stages: Stages, memory: Memory, values: str = "pseudo-losses") -> str | None:
+    """Whether the mixture of the pseudo-losses, or of other values, says nothing about the
+    guesses."""
     noisy = int(memory.noisy_N.sum())
     if stages.pseudo_loss is None or noisy <= 2:
         return None
     trust = float(memory.trust_N[memory.noisy_N].mean())
     if not bool(stages.pseudo_loss.fitted):
         return (
-            "stage 2 found no two modes in the pseudo-losses (all are equal, or not finite); the "
+            f"stage 2 found no two modes in the {values} (all are equal, or not finite); the "
             f"mean trust is {trust:.2f}. Try a longer --warmup or a lower --lr."
         )
     if trust < ALMOST_NONE:

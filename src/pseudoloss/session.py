@@ -13,19 +13,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss import methods, networks
+from pseudoloss import methods, metrics, networks
 from pseudoloss.capture import Call, Failed, Result, capture, compiled
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet
 from pseudoloss.errors import InputError
 from pseudoloss.memory import Memory
 from pseudoloss.methods import Batch, Part, Seen, Shown, pls
+from pseudoloss.mixture import Mixture
 from pseudoloss.model import Description, Model
 from pseudoloss.networks import Network
 from pseudoloss.pixels import Resident, place
 from pseudoloss.progress import Teller
-from pseudoloss.tracking import Stages, predict, track
-from pseudoloss.views import Views
+from pseudoloss.tracking import (
+    Stages,
+    noise_metrics,
+    of_guesses,
+    predict,
+    project,
+    the_loss,
+    track,
+    trust_by_pseudo_loss,
+)
+from pseudoloss.views import WEAK_DRAWS, Views
 
 BLOCK = 64  # steps whose random numbers are drawn at once
 
@@ -81,7 +91,9 @@ class Session:
         self.begun: float | None = None  # when the first step was done: compiling is part of it
         self.warm_up_step = self._step(self.method.warm_up)
         self.main_step = self._step(self.method)
+        self.weak_draws_NK = self._room_for_weak_draws()
         self.tracking = {judge: self._tracking(judge) for judge in (False, True)}
+        self.test_pixels = None if data.test is None else self._place(data.test, "test images")
         self.validation = self._validation()
 
     @property
@@ -127,7 +139,36 @@ class Session:
 
     def track(self, epoch: int) -> Stages:
         """The tracking pass after an epoch."""
+        if len(self.weak_draws_NK):
+            seed = stream_seed(self.settings.seed, "tracking", epoch)
+            chance = torch.Generator(self.device).manual_seed(seed)
+            self.weak_draws_NK.uniform_(generator=chance)
         return self.tracking[self.judges_guesses(epoch)]()
+
+    def noise_metrics(self, *names: str) -> dict[str, Tensor]:
+        """What each of these metrics says of every given label, after a tracking pass."""
+        network, views, pixels = self.network, self.views, self.pixels
+        return noise_metrics(
+            names, network, views, pixels, self.given_N, self.memory, self.weak_draws_NK
+        )
+
+    def guess_metrics(self) -> dict[str, Tensor]:
+        """What each metric says of every guess, after a tracking pass."""
+        return {
+            "pseudo-loss": self.memory.pseudo_loss_N,
+            "confidence": of_guesses(metrics.confidence, self.memory),
+            "entropy": of_guesses(metrics.entropy, self.memory),
+        }
+
+    def knn_accuracy(self) -> float | None:
+        """Accuracy on the test images, where there are any, of asking neighbours (row 24)."""
+        if self.test_pixels is None or self.data.test is None:
+            return None
+        features_ND = project(self.network, self.views, self.pixels)
+        asked_MD = project(self.network, self.views, self.test_pixels)
+        predicted_M = metrics.knn_predict(asked_MD, features_ND, self.given_N, self.memory.classes)
+        right = (predicted_M == self.data.test.given_N.to(self.device)).sum()
+        return 100 * int(right) / len(predicted_M)
 
     def validate(self) -> float | None:
         """Accuracy on the test images, where there are any."""
@@ -176,8 +217,35 @@ class Session:
 
         return self._captured(step, "step")
 
+    def _room_for_weak_draws(self) -> Tensor:
+        """Random numbers for the weak views of a tracking pass, where it looks at any."""
+        asked = self.settings.noise_metric == "kl"
+        if asked and self.views.weak_is_plain(self.data.train.size):
+            raise InputError(
+                "--noise-metric kl compares the plain view of an image with a weak one; without "
+                "padding, crop and flip they are the same. Give --pad 1 or more, or --flip"
+            )
+        images = len(self.pixels) if asked or self.settings.compare_metrics else 0
+        return torch.zeros(images, WEAK_DRAWS, device=self.device)
+
+    def _noise_metric(self, memory: Memory) -> Tensor:
+        name = self.settings.noise_metric
+        return self.noise_metrics(name)[name]
+
+    def _trust(self, memory: Memory) -> tuple[Tensor, Mixture | None]:
+        """Stage 2 by another metric than the pseudo-loss."""
+        chosen = self.settings.trust_metric
+        metric = metrics.entropy if chosen == "entropy" else metrics.confidence
+        value_N = of_guesses(metric, memory)
+        if chosen != "threshold":
+            return pls.trust_guesses(value_N, memory.noisy_N)
+        threshold = self.settings.trust_threshold
+        return pls.trust_confident(value_N, memory.noisy_N, threshold), None
+
     def _tracking(self, judge_guesses: bool) -> Call[Stages]:
         rule = {"noisy": pls.high_loss, "clean": pls.not_low_loss}[self.settings.threshold_on]
+        by_loss = self.settings.noise_metric == "loss"
+        by_pseudo_loss = self.settings.trust_metric == "pseudo-loss"
 
         def tracking() -> Stages:
             return track(
@@ -188,16 +256,19 @@ class Session:
                 self.memory,
                 is_noisy=partial(rule, threshold=self.settings.threshold),
                 judge_guesses=judge_guesses,
+                noise_metric=the_loss if by_loss else self._noise_metric,
+                trust=trust_by_pseudo_loss if by_pseudo_loss else self._trust,
             )
 
-        return tracking if self.pixels.streamed else self._captured(tracking, "tracking pass")
+        # Other metrics of stage 1 make further passes, and are not made for being captured.
+        plain = self.pixels.streamed or not by_loss
+        return tracking if plain else self._captured(tracking, "tracking pass")
 
     def _validation(self) -> Call[Tensor]:
         """Counts the test images that are classified as they are labelled."""
-        test = self.data.test
-        if test is None:
+        test, pixels = self.data.test, self.test_pixels
+        if test is None or pixels is None:
             return lambda: torch.tensor(0)
-        pixels = self._place(test, "test images")
         given_N = test.given_N.to(self.device)
 
         def validation() -> Tensor:

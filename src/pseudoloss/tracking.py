@@ -1,15 +1,18 @@
 """The tracking pass: what the network makes of every image, once an epoch; then both stages.
+And what other metrics (metrics.py) make of it, where they are asked for.
 
-Shapes: N images, B of them at a time, C classes.
+Shapes: N images, B of them at a time, C classes, D dimensions of the contrastive space, K random
+numbers an image.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pseudoloss import metrics
 from pseudoloss.memory import Memory
 from pseudoloss.methods.pls import pseudo_loss, trust_guesses
 from pseudoloss.mixture import Mixture, fit_two_modes
@@ -18,10 +21,14 @@ from pseudoloss.pixels import Resident
 from pseudoloss.views import Views
 
 PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
+SHARES_AT_ONCE = 2**22  # of guesses, a number a class
+
+NOISE_METRICS = ("loss", "agreement", "disagreement", "kl")
 
 
 class Stages(NamedTuple):
-    """The mixtures of both stages; the second is None before there are guesses to judge."""
+    """The mixtures of both stages, of the loss and the pseudo-loss or of what was chosen in their
+    place; the second is None before there are guesses to judge, and where a threshold judges."""
 
     loss: Mixture
     pseudo_loss: Mixture | None
@@ -35,6 +42,16 @@ def predict(network: Network, views: Views, pixels: Resident) -> Iterator[Tensor
             yield network(views.plain(images_BCHW))[0]
 
 
+def the_loss(memory: Memory) -> Tensor:
+    """What stage 1 looks at, by default."""
+    return memory.loss_N
+
+
+def trust_by_pseudo_loss(memory: Memory) -> tuple[Tensor, Mixture | None]:
+    """Stage 2, by default."""
+    return trust_guesses(memory.pseudo_loss_N, memory.noisy_N)
+
+
 @torch.no_grad()
 def track(
     network: Network,
@@ -45,11 +62,13 @@ def track(
     *,
     is_noisy: Callable[[Mixture], Tensor],
     judge_guesses: bool,
+    noise_metric: Callable[[Memory], Tensor] = the_loss,
+    trust: Callable[[Memory], tuple[Tensor, Mixture | None]] = trust_by_pseudo_loss,
 ) -> Stages:
     """Fill the memory: losses and predictions of all images, then `noisy`, then `trust`.
 
-    `is_noisy` is stage 1's rule. Stage 2 waits until an epoch has left guesses (`judge_guesses`);
-    until then trust is 1 (row 11).
+    Stage 1 fits its mixture to `noise_metric`; `is_noisy` is its rule. Stage 2 (`trust`) waits
+    until an epoch has left guesses (`judge_guesses`); until then trust is 1 (row 11).
     """
     start = 0
     for logits_BC in predict(network, views, pixels):
@@ -59,14 +78,73 @@ def track(
         memory.pseudo_loss_N[part] = pseudo_loss(memory.guesses(part), logits_BC)
         memory.predicted_N[part] = logits_BC.argmax(1)
 
-    stage1 = fit_two_modes(memory.loss_N)
+    stage1 = fit_two_modes(noise_metric(memory))
     memory.p_noisy_N.copy_(1 - stage1.low_N)
     memory.noisy_N.copy_(is_noisy(stage1))
     if not judge_guesses:
         return Stages(stage1, None)
-    trust_N, stage2 = trust_guesses(memory.pseudo_loss_N, memory.noisy_N)
+    trust_N, stage2 = trust(memory)
     memory.trust_N.copy_(trust_N)
     return Stages(stage1, stage2)
+
+
+def noise_metrics(
+    names: Collection[str],
+    network: Network,
+    views: Views,
+    pixels: Resident,
+    given_N: Tensor,
+    memory: Memory,
+    draws_NK: Tensor,
+) -> dict[str, Tensor]:
+    """Some of `NOISE_METRICS`, of all images. `draws_NK` are for weak views, which kl looks at."""
+    found: dict[str, Tensor] = {}
+    if "loss" in names:
+        found["loss"] = memory.loss_N
+    if "agreement" in names or "disagreement" in names:
+        near = metrics.neighbours(project(network, views, pixels))
+        if "agreement" in names:
+            found["agreement"] = metrics.agreement(near, given_N)
+        if "disagreement" in names:
+            found["disagreement"] = metrics.disagreement(near, given_N, memory.classes)
+    if "kl" in names:
+        found["kl"] = diverge(network, views, pixels, draws_NK)
+    return found
+
+
+@torch.no_grad()
+def project(network: Network, views: Views, pixels: Resident) -> Tensor:
+    """All images in the contrastive space, by their plain views: (N, D)."""
+    with network.unchanging():
+        return torch.cat(
+            [
+                metrics.normalise(network(views.plain(images_BCHW))[1])
+                for images_BCHW in pixels.parts(images_at_once(views))
+            ]
+        )
+
+
+@torch.no_grad()
+def diverge(network: Network, views: Views, pixels: Resident, draws_NK: Tensor) -> Tensor:
+    """How far the predictions of the plain view and of a weak one differ, for all images; NaN where
+    the two views are the same by the settings."""
+    size = images_at_once(views)
+    found = []
+    with network.unchanging():
+        for images_BCHW, draws_BK in zip(pixels.parts(size), draws_NK.split(size), strict=True):
+            plain_BC, _ = network(views.plain(images_BCHW))
+            weak_BC, _ = network(views.weak(images_BCHW, draws_BK))
+            found_B = metrics.view_divergence(plain_BC, weak_BC)
+            same = views.weak_is_plain(images_BCHW.shape[2:])
+            found.append(torch.full_like(found_B, torch.nan) if same else found_B)
+    return torch.cat(found)
+
+
+def of_guesses(metric: Callable[[Tensor], Tensor], memory: Memory) -> Tensor:
+    """A metric of the remembered guesses of all images."""
+    size = max(1, SHARES_AT_ONCE // memory.classes)
+    parts = [slice(start, start + size) for start in range(0, len(memory.trust_N), size)]
+    return torch.cat([metric(memory.guesses(part)) for part in parts])
 
 
 def images_at_once(views: Views) -> int:

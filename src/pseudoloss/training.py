@@ -24,7 +24,7 @@ from pseudoloss.labels import label_table, write_labels
 from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Run, RunFolder, load
 from pseudoloss.session import Session, learning_rate
-from pseudoloss.tracking import Stages
+from pseudoloss.tracking import NOISE_METRICS, Stages
 from pseudoloss.writer import Writer
 
 
@@ -161,6 +161,8 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
     found = figures(session, epoch, stages)
     clock.append(time.perf_counter())
     accuracy = session.validate()
+    if settings.knn:
+        found["knn_accuracy"] = session.knn_accuracy()
     clock.append(time.perf_counter())
 
     if accuracy is not None and (record.best is None or accuracy > record.best):
@@ -187,8 +189,13 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
 def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, Any]:
     """How many labels are taken for noisy, how far guesses are trusted and, where the truth is
     known, how right that is."""
+    asked = (
+        dict.fromkeys(("metrics", "bias", "pseudo_loss"))
+        if session.settings.compare_metrics
+        else {}
+    )
     if stages is None:
-        return {"noisy": None, "trust": None, "detection": None, "guesses": None}
+        return {"noisy": None, "trust": None, "detection": None, "guesses": None, **asked}
     memory, true_N = session.memory, session.data.train.true_N
     judged = session.judges_guesses(epoch)
     noisy = int(memory.noisy_N.sum())
@@ -197,22 +204,40 @@ def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, An
         "trust": memory.trust_N[memory.noisy_N].mean().item() if judged and noisy else None,
         "detection": None,
         "guesses": None,
+        **asked,
     }
     if true_N is not None:
         true_N = true_N.to(session.device)
         found["detection"] = evaluate.detection(memory, session.given_N, true_N)
         found["guesses"] = evaluate.guesses(memory, true_N) if judged else None
+        if session.settings.compare_metrics:
+            found |= comparisons(session, true_N, judged)
+    return found
+
+
+def comparisons(session: Session, true_N: Tensor, judged: bool) -> dict[str, Any]:
+    """What the paper's figures show of an epoch: the metrics of both stages, the confirmation bias,
+    and how the pseudo-loss lies."""
+    memory = session.memory
+    noise = evaluate.noise_aucs(session.noise_metrics(*NOISE_METRICS), session.given_N, true_N)
+    found: dict[str, Any] = {"metrics": {"noise": noise, "guesses": None}}
+    if judged:
+        found["metrics"]["guesses"] = evaluate.guess_aucs(session.guess_metrics(), memory, true_N)
+        found["bias"] = evaluate.bias(memory, true_N)
+        found["pseudo_loss"] = evaluate.pseudo_losses(memory, true_N)
     return found
 
 
 def symptoms(session: Session, epoch: int, stages: Stages) -> dict[str, str | None]:
     """What may be wrong after an epoch, by kind."""
-    memory = session.memory
-    ends_warm_up = epoch + 1 == session.settings.warmup_epochs
+    memory, settings = session.memory, session.settings
+    ends_warm_up = epoch + 1 == settings.warmup_epochs
+    first = wording.VALUES[settings.noise_metric]
+    second = wording.VALUES[settings.trust_metric]
     return {
         "warm-up": health.warm_up_at_chance(memory, session.given_N) if ends_warm_up else None,
-        "stage 1": health.stage1_collapsed(stages, memory),
-        "stage 2": health.stage2_collapsed(stages, memory),
+        "stage 1": health.stage1_collapsed(stages, memory, first),
+        "stage 2": health.stage2_collapsed(stages, memory, second),
     }
 
 
@@ -313,6 +338,7 @@ def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[st
         },
         "detection": record.last["detection"] or nothing,
         "guesses": record.last["guesses"] or {"accuracy": None, "auc": None},
+        "knn_accuracy": record.last.get("knn_accuracy"),
         "noise_rate": session.data.train.noise_rate,
         "actions": {name: int(actions.get(name, 0)) for name in ("keep", "relabel", "look")},
         "seconds": record.seconds,

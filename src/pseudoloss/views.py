@@ -8,6 +8,7 @@ Shapes: B images of C channels, H×W pixels as stored, h×w as the network sees 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,10 @@ class Views:
         pad_y, pad_x = (H - images_BCHW.shape[2]) // 2, (W - images_BCHW.shape[3]) // 2
         padded = F.pad(images_BCHW, (pad_x, pad_x, pad_y, pad_y))
         return self._normalise(crop(padded, top_B, left_B, mirror_B, self.size) / 255)
+
+    def weak_is_plain(self, stored: Sequence[int]) -> bool:
+        """Whether nothing is left to chance in the weak views of images of this size."""
+        return tuple(stored) == tuple(self.size) and self.pad == 0 and not self.flip
 
     def strong(self, images_BCHW: Tensor, draws_BK: Tensor) -> Tensor:
         """Cropped and resized, perhaps mirrored, its colours jittered, perhaps grey."""

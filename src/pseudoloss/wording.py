@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 # counted as two. PLS: two for the guess, and two that are learnt from.
 WORK = {"warm-up": 3, "ce": 3, "mixup": 3, "pls": 8}
 
+# What a metric is called where a notice speaks of its values.
+VALUES = {
+    "loss": "losses",
+    "agreement": "agreements of neighbours",
+    "disagreement": "disagreements of neighbours",
+    "kl": "divergences of views",
+    "pseudo-loss": "pseudo-losses",
+    "confidence": "confidences of guesses",
+    "entropy": "entropies of guesses",
+    "threshold": "confidences of guesses",
+}
+
 
 def introduction(session: "Session", epochs_done: int) -> str:
     settings, train = session.settings, session.data.train

@@ -72,9 +72,18 @@ def pseudo_loss(guess_BC: Tensor, logits_BC: Tensor) -> Tensor:
 
 
 def trust_guesses(pseudo_loss_N: Tensor, noisy_N: Tensor) -> tuple[Tensor, Mixture]:
-    """w: P(low mode) of the pseudo-loss over the noisy images; 1 for the others."""
+    """w: P(low mode) of the pseudo-loss over the noisy images; 1 for the others.
+
+    The same for another metric in its place (metrics.py).
+    """
     mixture = fit_two_modes(pseudo_loss_N, noisy_N)
     return mixture.low_N, mixture
+
+
+def trust_confident(doubt_N: Tensor, noisy_N: Tensor, threshold: float) -> Tensor:
+    """w as the supplement's table of thresholds has it, for comparison: 1 where the confidence of
+    the guess, 1 - doubt, exceeds the threshold, else 0; 1 for images that are not noisy."""
+    return (~noisy_N | (1 - doubt_N > threshold)).float()
 
 
 def weighted_mean(loss_B: Tensor, w_B: Tensor) -> Tensor:
