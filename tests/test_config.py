@@ -125,6 +125,26 @@ def test_the_preset_of_80_percent_noise_has_the_papers_threshold():
     assert request("cifar100-id80", None, {}).settings("default").threshold == 0.5
 
 
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize(("out", "inside"), [(20, 20), (40, 20), (60, 20), (40, 40)])
+def test_presets_name_the_share_outside_first(pool, out, inside):
+    """As the paper's table does."""
+    settings = request(f"cifar100-{pool}-{out}-{inside}", None, {}).settings("default")
+    assert settings.corrupt == f"symmetric:0.{inside // 10}+out:0.{out // 10}"
+    assert (settings.epochs, settings.warmup_epochs, settings.threshold) == (200, 30, 0.95)
+
+
+def test_presets_of_the_web_sets():
+    for name in ("web-aircraft", "web-bird", "web-car"):
+        web = request(name, None, {}).settings("default")
+        assert (web.network, web.pretrained, web.image_size) == ("resnet50", True, 448)
+        assert (web.epochs, web.warmup, web.batch_size) == (110, 10, 16)
+        assert (web.lr, web.weight_decay, web.threshold) == (0.003, 1e-3, 0.95)
+    for noise in (20, 40, 60, 80):
+        cnwl = request(f"cnwl-{noise}", None, {}).settings("default")
+        assert (cnwl.epochs, cnwl.warmup, cnwl.corrupt) == (200, 1, None)
+
+
 def test_a_request_is_preset_then_file_then_single_settings(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("epochs = 7\nlr = 0.02\n")
