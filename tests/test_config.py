@@ -72,7 +72,6 @@ def test_no_default_lives_outside_config():
         ("noise_metric", "gain", "--noise-metric gain: must be one of loss, agreement"),
         ("trust_metric", "loss", "--trust-metric loss: must be one of pseudo-loss, confidence"),
         ("trust_threshold", 1.0, "--trust-threshold must be at least 0 and below 1"),
-        ("knn", 5, "--knn must be true or false"),
         ("gamma", 0, "--gamma must be above 0"),
         ("gamma", 1e300, "--gamma must be a"),
         ("gamma", 1e5, "--gamma must be above 0 and at most 100"),
@@ -127,6 +126,26 @@ def test_presets_are_valid(name):
 
 def test_the_preset_of_80_percent_noise_has_the_papers_threshold():
     assert request("cifar100-id80", None, {}).settings("default").threshold == 0.5
+
+
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize(("out", "inside"), [(20, 20), (40, 20), (60, 20), (40, 40)])
+def test_presets_name_the_share_outside_first(pool, out, inside):
+    """As the paper's table does."""
+    settings = request(f"cifar100-{pool}-{out}-{inside}", None, {}).settings("default")
+    assert settings.corrupt == f"symmetric:0.{inside // 10}+out:0.{out // 10}"
+    assert (settings.epochs, settings.warmup_epochs, settings.threshold) == (200, 30, 0.95)
+
+
+def test_presets_of_the_web_sets():
+    for name in ("web-aircraft", "web-bird", "web-car"):
+        web = request(name, None, {}).settings("default")
+        assert (web.network, web.pretrained, web.image_size) == ("resnet50", True, 448)
+        assert (web.epochs, web.warmup, web.batch_size) == (110, 10, 16)
+        assert (web.lr, web.weight_decay, web.threshold) == (0.003, 1e-3, 0.95)
+    for noise in (20, 40, 60, 80):
+        cnwl = request(f"cnwl-{noise}", None, {}).settings("default")
+        assert (cnwl.epochs, cnwl.warmup, cnwl.corrupt) == (200, 1, None)
 
 
 def test_a_request_is_preset_then_file_then_single_settings(tmp_path):

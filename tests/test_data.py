@@ -268,10 +268,11 @@ def fake_cifar(tmp_path, monkeypatch):
         monkeypatch.setitem(sums, name, hashlib.md5(path.read_bytes()).hexdigest())
         return content
 
-    hundred = {
-        name: write("cifar-100-python", name, batch(n, b"fine_labels", 5), cifar.CIFAR100_MD5)
-        for name, n in (("train", 20), ("test", 10))
-    }
+    hundred = {}
+    for name, n in (("train", 20), ("test", 10)):
+        content = batch(n, b"fine_labels", 5)
+        content[b"coarse_labels"] = [label % 2 for label in content[b"fine_labels"]]
+        hundred[name] = write("cifar-100-python", name, content, cifar.CIFAR100_MD5)
     names = [f"class{i}".encode() for i in range(5)]
     write("cifar-100-python", "meta", {b"fine_label_names": names}, cifar.CIFAR100_MD5)
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
@@ -290,6 +291,7 @@ def test_cifar100(fake_cifar):
         assert data.train.given_N.tolist() == content["train"][b"fine_labels"]
         assert data.train.paths[3] == "image_3.png"
         assert data.train.classes[2] == "class2"
+        assert data.train.superclasses == (0, 1, 0, 1, 0)
         assert data.normalisation()[0] == (0.5071, 0.4867, 0.4408)
 
 
@@ -323,6 +325,8 @@ def test_missing_cifar_files(fake_cifar, tmp_path):
     with pytest.raises(InputError, match=r"unpack .*cifar-100-python.tar.gz first"):
         open_source(f"cifar100:{empty}")
     with pytest.raises(InputError, match=r"no such folder; it should hold cifar-10-batches-py"):
+        open_source("cifar10:nowhere/at/all")
+    with pytest.raises(InputError, match=r"owners publish it at https://www.cs.toronto.edu"):
         open_source("cifar10:nowhere/at/all")
 
 

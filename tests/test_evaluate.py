@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
 from pseudoloss import evaluate
+from pseudoloss.data import OUT
 from pseudoloss.memory import Memory
 from pseudoloss.mixture import fit_two_modes
 
@@ -63,7 +64,23 @@ def test_figures_that_are_not_defined_are_none():
     assert evaluate.guesses(memory, true_N) == {"accuracy": None, "auc": None}
     assert evaluate.detection(memory, given_N, true_N)["precision"] is None
     clean = evaluate.detection(memory, given_N, given_N)
-    assert clean == {"precision": None, "recall": None, "auc": None}
+    assert set(clean.values()) == {None}
+
+
+def test_images_of_no_class():
+    """Their labels are wrong, and so is every guess; recall is counted for them apart too."""
+    memory, given_N, true_N = remembered()
+    true_N[::3] = OUT
+    noisy, out = memory.noisy_N.numpy(), (true_N == OUT).numpy()
+    inside = (given_N != true_N).numpy() & ~out
+    found = evaluate.detection(memory, given_N, true_N)
+    assert found["recall"] == pytest.approx(recall_score(inside | out, noisy))
+    assert found["recall_in"] == pytest.approx(noisy[inside].mean())
+    assert found["recall_out"] == pytest.approx(noisy[out].mean())
+    right = (memory.guess_N == true_N).numpy()
+    assert not right[out].any()
+    assert evaluate.guesses(memory, true_N)["accuracy"] == pytest.approx(100 * right[noisy].mean())
+    assert evaluate.guesses(memory, torch.full_like(true_N, OUT))["accuracy"] == 0
 
 
 # ----------------------------------------------------------------------------- comparing metrics

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -44,7 +45,9 @@ def test_a_run_folder_holds_what_it_should(tmp_path, tiny_source, tiny_settings)
     summary = json.loads((out / "summary.json").read_text())
     assert summary == json.loads(json.dumps(run.summary))
     assert set(summary["accuracy"]) == {"last", "best", "best_epoch"}
-    assert set(summary["detection"]) == {"precision", "recall", "auc"}
+    recalls = {"recall", "recall_in", "recall_out"}
+    assert set(summary["detection"]) == {"precision", "auc"} | recalls
+    assert summary["noise"] == {"in": 0.25, "out": 0}
     assert set(summary["guesses"]) == {"accuracy", "auc"}
     assert (summary["epochs"], summary["images"], summary["classes"]) == (3, 64, 4)
     assert summary["noise_rate"] == 0.25
@@ -126,7 +129,7 @@ def test_grey_and_colour_of_any_size(channels, size, tiny_settings):
     run = pl.train(source, quiet=True, **tiny_settings)
     assert run.summary["accuracy"] == {"last": None, "best": None, "best_epoch": None}
     assert run.summary["noise_rate"] is None
-    assert run.summary["detection"] == {"precision": None, "recall": None, "auc": None}
+    assert set(run.summary["detection"].values()) == {None}
 
 
 def test_larger_images_are_cropped_to_image_size(tiny_settings):
@@ -221,6 +224,42 @@ def test_training_never_sees_the_truth(tiny_settings):
         assert torch.equal(tensor, states[2][name])
     assert runs[0].summary["detection"] != runs[1].summary["detection"]
     pd.testing.assert_frame_equal(runs[0].labels, runs[2].labels)
+
+
+def test_images_of_no_class(tiny_source, tiny_settings, tmp_path, capsys):
+    """They are counted apart, and training knows nothing of them: another truth, the same bits."""
+    pool = tmp_path / "pool.npy"
+    np.save(pool, np.random.default_rng(0).integers(0, 256, (40, 9, 9), dtype=np.uint8))
+    settings = tiny_settings | {"epochs": 4}
+    run = pl.train(
+        tiny_source, tmp_path / "run", corrupt="pair:0.25+out:0.25", pool=str(pool), **settings
+    )
+    summary = run.summary
+    assert summary["noise"]["out"] == 0.25
+    assert summary["noise_rate"] == pytest.approx(sum(summary["noise"].values()))
+    assert "25.0% of the images of no class" in capsys.readouterr().out
+    assert {"recall_in", "recall_out"} <= summary["detection"].keys()
+    noisy = corrupt(tiny_source.train, "pair:0.25+out:0.25", 1, str(pool))
+    blind = Data("blind", noisy.with_labels(noisy.given_N, None), tiny_source.test)
+    other = pl.train(blind, quiet=True, **settings)
+    assert other.summary["noise"] == {"in": None, "out": None}
+    for name, tensor in run.model.network.state_dict().items():
+        assert torch.equal(tensor, other.model.network.state_dict()[name])
+    pd.testing.assert_frame_equal(run.labels, other.labels)
+
+
+def test_a_pool_may_move_but_not_change(tiny_source, tiny_settings, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    pool, moved, changed = (str(tmp_path / name) for name in ("a.npy", "b.npy", "c.npy"))
+    np.save(pool, images)
+    settings = tiny_settings | {"corrupt": "out:0.25", "quiet": True}
+    pl.train(tiny_source, tmp_path / "run", pool=pool, minutes=1e-9, **settings)
+    Path(pool).rename(moved)
+    np.save(changed, images + 1)
+    with pytest.raises(InputError, match="are not those the run began with"):
+        pl.train(tiny_source, tmp_path / "run", resume=True, pool=changed, **settings)
+    run = pl.train(tiny_source, tmp_path / "run", resume=True, pool=moved, **settings)
+    assert run.finished
 
 
 def test_the_seed_decides_everything(tiny_source, tiny_settings):
@@ -536,7 +575,7 @@ def test_what_the_figures_need_is_recorded(tmp_path, tiny_source, tiny_settings)
     """And asking for it changes nothing in what is learnt."""
     settings = tiny_settings | {"corrupt": "symmetric-exact:0.25", "quiet": True}
     plain = pl.train(tiny_source, **settings)
-    run = pl.train(tiny_source, out=tmp_path / "run", compare_metrics=True, knn=True, **settings)
+    run = pl.train(tiny_source, out=tmp_path / "run", compare_metrics=True, **settings)
     for ours, theirs in zip(
         run.model.network.parameters(), plain.model.network.parameters(), strict=True
     ):
@@ -557,7 +596,7 @@ def test_what_the_figures_need_is_recorded(tmp_path, tiny_source, tiny_settings)
 
 
 def test_without_truth_or_test_images_those_figures_are_null(tiny_settings):
-    run = pl.train(make_images(), quiet=True, compare_metrics=True, knn=True, **tiny_settings)
+    run = pl.train(make_images(), quiet=True, compare_metrics=True, **tiny_settings)
     assert run.metrics[["metrics", "bias", "pseudo_loss", "knn_accuracy"]].isna().all(axis=None)
 
 

@@ -101,7 +101,8 @@ def demo(words: list[str]) -> None:
 def train(words: list[str]) -> None:
     """Train a classifier in spite of wrong labels; find out which they are.
 
-    SOURCE is digits, cifar10:DIR, cifar100:DIR, or the path of an .npz file with images and labels.
+    SOURCE is digits, cifar10:DIR, cifar100:DIR, cnwl:DIR:0.4, imagenet32:DIR, web-aircraft:DIR,
+    web-bird:DIR, web-car:DIR, or the path of an .npz file with images and labels.
     Everything that is learnt goes into the run folder RUN.
     """
     args = train_parser(_peek(words, "--preset")).parse(words)
@@ -132,9 +133,10 @@ def train(words: list[str]) -> None:
 def presets(words: list[str]) -> None:
     """List the presets and what each of them changes."""
     Parser("presets", presets).parse(words)
+    width = max(map(len, PRESETS))
     for name, changes in PRESETS.items():
         text = "  ".join(as_flag(key, value) for key, value in changes.items())
-        print(f"{name:16} {text or '(all defaults: see pseudoloss train --help)'}")
+        print(f"{name:{width}}  {text or '(all defaults: see pseudoloss train --help)'}")
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

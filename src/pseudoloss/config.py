@@ -106,13 +106,15 @@ class Settings:
 
     # Figures on request
     compare_metrics: bool = False
-    """Record the AUC of every metric of both stages each epoch, for the paper's figures; slower."""
-    knn: bool = False
-    """Record the k-NN accuracy in the contrastive space each epoch; slower."""
+    """Also record each epoch how well every metric does, and the k-NN accuracy: slower."""
 
     # Data, chance, machine
     corrupt: str | None = None
-    """Noise to add for an experiment: symmetric:RATE or symmetric-exact:RATE."""
+    """Noise for an experiment: symmetric:RATE, symmetric-exact:RATE, asymmetric:RATE (next class of
+    the superclass), asymmetric-blocks:RATE (of its block of five), pair:RATE (of all), each also
+    with +out:RATE behind it; out:RATE; human:FILE (CIFAR-N); labels:FILE.csv."""
+    pool: str | None = None
+    """Images for +out: a folder, a .npy file, or a folder of ImageNet32 batch files."""
     seed: int = 1
     """Seed of everything random: corruption, network, order, views, mixing."""
     device: str = "auto"
@@ -179,17 +181,48 @@ _DIGITS: dict[str, Any] = {
     "flip": False,
 }
 
+_WEB: dict[str, Any] = {
+    "network": "resnet50",
+    "pretrained": True,
+    "image_size": 448,
+    "epochs": 110,
+    "warmup": 10,
+    "batch_size": 16,
+    "lr": 0.003,
+    "weight_decay": 1e-3,
+}
+_CNWL: dict[str, Any] = {"warmup": 1}
+_OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
+
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "digits": _DIGITS,
     "digits-id40": _DIGITS | {"corrupt": "symmetric-exact:0.4"},
     "cifar100-id0": {},
     "cifar100-id20": {"corrupt": "symmetric:0.2"},
+    "cifar100-id40": {"corrupt": "symmetric:0.4"},
     "cifar100-id50": {"corrupt": "symmetric:0.5"},
     "cifar100-id80": {"corrupt": "symmetric:0.8", "threshold": 0.5},
+    "cifar100-asym40": {"corrupt": "asymmetric:0.4"},
+    **{
+        f"cifar100-{pool}-{out}-{inside}": {
+            "corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"
+        }
+        for pool in ("inet", "places")
+        for out, inside in _OUT_AND_IN
+    },
+    "cifar10n": {},
+    "cifar100n": {},
+    **{f"cnwl-{noise}": _CNWL for noise in (20, 40, 60, 80)},
+    "web-aircraft": _WEB,
+    "web-bird": _WEB,
+    "web-car": _WEB,
 }
-"""What each preset changes. The cifar100 ones are the in-distribution rows of the paper's
-hyper-parameter table."""
+"""What each preset changes: one for every row of the paper's hyper-parameter table, and more.
+
+cifar100-inet-40-20 is 40% out-of-distribution and 20% in-distribution noise, the order of the
+paper's table; --pool says where ImageNet32 (inet) or Places365 (places) is. cifar10n and cifar100n
+want --corrupt human:FILE. The noise of cnwl and web is in the source."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +250,8 @@ class Request:
         return settings
 
 
-MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "checkpoint_every")
+# Another pool with other images is found out: the fingerprint of the set differs.
+MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "checkpoint_every", "pool")
 
 
 def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:

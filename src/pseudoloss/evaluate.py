@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pseudoloss.data import OUT
 from pseudoloss.labels import TRUSTED
 from pseudoloss.memory import Memory
 from pseudoloss.mixture import fit_two_modes
@@ -23,6 +24,8 @@ class Detection(TypedDict):
 
     precision: float | None
     recall: float | None
+    recall_in: float | None  # of wrong labels whose image belongs to another class
+    recall_out: float | None  # of images that belong to no class
     auc: float | None  # of the loss, over all images
 
 
@@ -45,17 +48,18 @@ class Bias(TypedDict):
 
 
 def detection(memory: Memory, given_N: Tensor, true_N: Tensor) -> Detection:
-    wrong_N = given_N != true_N
-    hits = int((memory.noisy_N & wrong_N).sum())
-    flagged, wrong = int(memory.noisy_N.sum()), int(wrong_N.sum())
+    wrong_N, out_N = given_N != true_N, true_N == OUT
     return Detection(
-        precision=hits / flagged if flagged else None,
-        recall=hits / wrong if wrong else None,
+        precision=_share(memory.noisy_N, wrong_N),
+        recall=_share(wrong_N, memory.noisy_N),
+        recall_in=_share(wrong_N & ~out_N, memory.noisy_N),
+        recall_out=_share(out_N, memory.noisy_N),
         auc=auc(memory.loss_N, wrong_N),
     )
 
 
 def guesses(memory: Memory, true_N: Tensor) -> Guesses:
+    """No guess is right for an image that belongs to no class: its truth equals none."""
     noisy_N = memory.noisy_N
     if not bool(noisy_N.any()):
         return Guesses(accuracy=None, auc=None)
@@ -113,6 +117,12 @@ def pseudo_losses(memory: Memory, true_N: Tensor) -> dict[str, Any] | None:
         },
         "modes": modes if bool(mixture.fitted) else None,
     }
+
+
+def _share(of_N: Tensor, hit_N: Tensor) -> float | None:
+    """How many of some images are hit; None where there are none."""
+    count = int(of_N.sum())
+    return int((of_N & hit_N).sum()) / count if count else None
 
 
 def auc(score_N: Tensor, positive_N: Tensor) -> float | None:

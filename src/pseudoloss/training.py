@@ -75,8 +75,9 @@ def train(
     wait_for_compilers = load_compilers()
     data = open_source(source)
     chosen = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
-    if chosen.corrupt is not None:
-        data = replace(data, train=corrupt(data.train, chosen.corrupt, chosen.seed))
+    if chosen.corrupt is not None or chosen.pool is not None:
+        noisy = corrupt(data.train, chosen.corrupt, chosen.seed, chosen.pool)
+        data = replace(data, train=noisy)
     if recorded and recorded.fingerprint != data.fingerprint():
         raise InputError(
             f"--resume: the images or labels of {data.name} are not those the run began with"
@@ -161,7 +162,7 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
     found = figures(session, epoch, stages)
     clock.append(time.perf_counter())
     accuracy = session.validate()
-    if settings.knn:
+    if settings.compare_metrics:
         found["knn_accuracy"] = session.knn_accuracy()
     clock.append(time.perf_counter())
 
@@ -325,7 +326,7 @@ def finish(
 
 def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[str, Any]:
     """summary.json; docs/run-folder.md describes it."""
-    nothing = {"precision": None, "recall": None, "auc": None}
+    nothing = dict.fromkeys(evaluate.Detection.__annotations__)
     actions = labels["action"].value_counts()
     return {
         "method": session.settings.method,
@@ -340,6 +341,7 @@ def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[st
         "guesses": record.last["guesses"] or {"accuracy": None, "auc": None},
         "knn_accuracy": record.last.get("knn_accuracy"),
         "noise_rate": session.data.train.noise_rate,
+        "noise": session.data.train.noise,
         "actions": {name: int(actions.get(name, 0)) for name in ("keep", "relabel", "look")},
         "seconds": record.seconds,
         "startup_seconds": record.startup_seconds,

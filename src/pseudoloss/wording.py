@@ -33,7 +33,9 @@ def introduction(session: "Session", epochs_done: int) -> str:
     settings, train = session.settings, session.data.train
     height, width = train.size
     colours = "grey" if train.channels == 1 else "RGB"
-    noise = "" if train.noise_rate is None else f", {train.noise_rate:.1%} of the labels wrong"
+    noise = "" if train.noise["in"] is None else f", {train.noise['in']:.1%} of the labels wrong"
+    if train.noise["out"]:
+        noise += f", {train.noise['out']:.1%} of the images of no class"
     parameters = sum(parameter.numel() for parameter in session.network.parameters())
     precision = str(session.network.precision).removeprefix("torch.")
     lines = [

@@ -1,10 +1,11 @@
 """Sources of images, their labels, and the noise that experiments add to them."""
 
 from pseudoloss.data.corruption import corrupt
-from pseudoloss.data.images import Data, ImageSet, arrays, to_pixels
+from pseudoloss.data.images import OUT, Data, ImageSet, arrays, to_pixels
 from pseudoloss.data.sources import Source, absolute, open_source
 
 __all__ = [
+    "OUT",
     "Data",
     "ImageSet",
     "Source",

@@ -28,6 +28,8 @@ CIFAR100_MD5 = {
     "meta": "7973b15100ade9c7d40fb424638fde48",
 }
 
+OWNERS = "its owners publish it at https://www.cs.toronto.edu/~kriz/cifar.html"
+
 
 def cifar10(folder: str) -> Data:
     """CIFAR-10: 50,000 training and 10,000 test images of 10 classes."""
@@ -50,7 +52,7 @@ def cifar100(folder: str) -> Data:
     spec = f"cifar100:{folder}"
     root = _find(spec, folder, "cifar-100-python", CIFAR100_MD5)
     files = {name: _read(spec, root / name, md5) for name, md5 in CIFAR100_MD5.items()}
-    return _data(
+    data = _data(
         name="cifar100",
         train=[files["train"]],
         test=files["test"],
@@ -59,29 +61,39 @@ def cifar100(folder: str) -> Data:
         mean=(0.5071, 0.4867, 0.4408),
         std=(0.2675, 0.2565, 0.2761),
     )
+    superclass_of = dict(
+        zip(files["train"][b"fine_labels"], files["train"][b"coarse_labels"], strict=True)
+    )
+    superclasses = tuple(superclass_of[label] for label in range(len(data.train.classes)))
+    return replace(data, train=replace(data.train, superclasses=superclasses))
 
 
 def _find(spec: str, folder: str, inner: str, md5: dict[str, str]) -> Path:
     """The folder that holds the files: `folder` itself or the `inner` one in it."""
     root = Path(folder).expanduser()
     if not folder or not root.is_dir():
-        raise InputError(f"{spec}: no such folder; it should hold {inner}/ with {_listing(md5)}")
+        raise InputError(
+            f"{spec}: no such folder; it should hold {inner}/ with {_listing(md5)}; {OWNERS}"
+        )
     for place in (root / inner, root):
         if any((place / name).exists() for name in md5):
             return place
     archive = next(root.glob("cifar-*-python.tar.gz"), None)
     hint = f" (unpack {archive} first)" if archive else ""
-    raise InputError(f"{spec}: found neither {inner}/ nor its files {_listing(md5)}{hint}")
+    raise InputError(
+        f"{spec}: found neither {inner}/ nor its files {_listing(md5)}{hint}; {OWNERS}"
+    )
 
 
 def _read(spec: str, path: Path, md5: str) -> Any:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{spec}: {path} cannot be read ({error.strerror})") from None
+        raise InputError(f"{spec}: {path} cannot be read ({error.strerror}); {OWNERS}") from None
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise InputError(
-            f"{spec}: {path} is not the official file (its md5 differs); download it again"
+            f"{spec}: {path} is not the official file (its md5 differs); download it again; "
+            f"{OWNERS}"
         )
     return pickle.loads(content, encoding="bytes")  # noqa: S301
 

@@ -12,14 +12,15 @@ from torch import Tensor
 from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times
+OUT = -1  # the truth about an image that belongs to no class
 
 
 @dataclass(frozen=True)
 class ImageSet:
     """N images with a label each. An image's index is its position, for good.
 
-    `true_N` is what an experiment knows of the right labels. It is read by evaluation alone;
-    nothing that trains is ever handed it.
+    `true_N` is what an experiment knows of the right labels, OUT where none is right. It is read by
+    evaluation alone; nothing that trains is ever handed it.
     """
 
     images_NCHW: Tensor  # uint8, 1 or 3 channels
@@ -27,6 +28,7 @@ class ImageSet:
     classes: tuple[str, ...]
     true_N: Tensor | None = None
     paths: tuple[str, ...] | None = None
+    superclasses: tuple[int, ...] | None = None  # of each class, where the source knows them
 
     def __len__(self) -> int:
         return len(self.images_NCHW)
@@ -47,7 +49,17 @@ class ImageSet:
             return None
         return int((self.given_N != self.true_N).sum()) / len(self)
 
-    def with_labels(self, given_N: Tensor, true_N: Tensor) -> "ImageSet":
+    @property
+    def noise(self) -> dict[str, float | None]:
+        """The share of wrong labels whose image belongs to another class of the set (in), and of
+        images that belong to none (out)."""
+        if self.true_N is None or self.noise_rate is None:
+            return {"in": None, "out": None}
+        out = int((self.true_N == OUT).sum())
+        wrong = round(self.noise_rate * len(self))
+        return {"in": (wrong - out) / len(self), "out": out / len(self)}
+
+    def with_labels(self, given_N: Tensor, true_N: Tensor | None) -> "ImageSet":
         """The same images with other given labels, and the truth kept beside them."""
         return replace(self, given_N=given_N, true_N=true_N)
 

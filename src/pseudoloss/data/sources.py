@@ -1,6 +1,8 @@
 """Where images come from. A source is written in words, or is the arrays themselves."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,23 @@ import numpy as np
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.cifar import cifar10, cifar100
+from pseudoloss.data.cnwl import cnwl
+from pseudoloss.data.imagenet32 import imagenet32
 from pseudoloss.data.images import Data, arrays, check_trainable
+from pseudoloss.data.webfg import web
 from pseudoloss.errors import InputError
 
 Source = str | Path | tuple[Any, Any] | Data
+
+# Sources that are written NAME:PLACE.
+PLACED: dict[str, Callable[[str], Data]] = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "cnwl": cnwl,
+    "imagenet32": imagenet32,
+    **{name: partial(web, name) for name in ("web-aircraft", "web-bird", "web-car")},
+}
+PLACES = {"cnwl": "DIR:0.4"}  # where it is more than a folder
 
 NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true_labels")
 
@@ -20,8 +35,9 @@ def open_source(source: Source) -> Data:
     """The images of a source, checked.
 
     Args:
-        source: `"digits"`, `"cifar10:DIR"`, `"cifar100:DIR"`, the path of an `.npz` file, a
-            pair of arrays `(images, labels)`, or what `arrays` returned.
+        source: `"digits"`, `"cifar10:DIR"`, `"cifar100:DIR"`, `"cnwl:DIR:0.4"`,
+            `"imagenet32:DIR"`, `"web-aircraft:DIR"`, `"web-bird:DIR"`, `"web-car:DIR"`, the path
+            of an `.npz` file, a pair of arrays `(images, labels)`, or what `arrays` returned.
     """
     if isinstance(source, Data):
         data = source
@@ -41,23 +57,23 @@ def _open_words(words: str) -> Data:
     kind, colon, place = words.partition(":")
     if words == "digits":
         return digits()
-    if colon and kind == "cifar10":
-        return cifar10(place)
-    if colon and kind == "cifar100":
-        return cifar100(place)
+    if colon and kind in PLACED:
+        return PLACED[kind](place)
     if words.endswith(".npz"):
         return npz(words)
-    if kind in ("cifar10", "cifar100"):
-        raise InputError(f"source {words}: say where its files are, as {kind}:DIR")
-    known = ("digits", "cifar10:DIR", "cifar100:DIR", "FILE.npz")
+    spelt = {name: f"{name}:{PLACES.get(name, 'DIR')}" for name in PLACED}
+    if kind in PLACED:
+        raise InputError(f"source {words}: say where its files are, as {spelt[kind]}")
+    known = ("digits", *spelt.values(), "FILE.npz")
     raise InputError(f"source {words}: no such source{did_you_mean(words, known)}")
 
 
 def absolute(words: str) -> str:
     """A source as it can be opened again from any folder."""
     kind, colon, place = words.partition(":")
-    if colon and kind in ("cifar10", "cifar100"):
-        return f"{kind}:{Path(place).expanduser().resolve()}"
+    if colon and kind in PLACED:
+        folder, colon, ratio = place.rpartition(":") if kind in PLACES else (place, "", "")
+        return f"{kind}:{Path(folder).expanduser().resolve()}{colon}{ratio}"
     return str(Path(words).expanduser().resolve()) if words.endswith(".npz") else words
 
 

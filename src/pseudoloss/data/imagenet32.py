@@ -1,0 +1,72 @@
+"""ImageNet32 (ImageNet at 32 pixels) from its batch files, as pickles or as `.npz`."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pseudoloss.data.images import Data, ImageSet
+from pseudoloss.data.pickles import read_arrays
+from pseudoloss.errors import InputError
+
+BATCHES = 10
+SIZE = 32
+OWNERS = "its owners publish it at https://image-net.org/download-images"
+
+
+def imagenet32(folder: str) -> Data:
+    """ImageNet32: 1,281,167 training and 50,000 test images of 1,000 classes."""
+    spec = f"imagenet32:{folder}"
+    root = Path(folder).expanduser()
+    if not folder or not root.is_dir():
+        raise InputError(
+            f"{spec}: no such folder; it should hold train_data_batch_1 to _{BATCHES} and "
+            f"val_data; {OWNERS}"
+        )
+    names = [f"train_data_batch_{i}" for i in range(1, BATCHES + 1)]
+    files = {name: _file(root, name) for name in (*names, "val_data")}
+    missing = [name for name, path in files.items() if path is None]
+    if missing:
+        raise InputError(f"{spec}: {', '.join(missing)} missing in {root}; {OWNERS}")
+    parts = [read_batch(path, spec) for path in files.values() if path is not None]
+    values = np.unique(np.concatenate([labels for _, labels in parts[:-1]]))
+    classes = tuple(str(value) for value in values.tolist())
+    for name, (_, labels) in zip(files, parts, strict=True):
+        unknown = ~np.isin(labels, values)
+        if unknown.any():
+            row = int(np.flatnonzero(unknown)[0])
+            raise InputError(f"{spec}: {name}: no training image has the class {labels[row]}")
+
+    def image_set(some: list[tuple[np.ndarray, np.ndarray]]) -> ImageSet:
+        images = np.concatenate([pixels for pixels, _ in some])
+        labels = np.searchsorted(values, np.concatenate([labels for _, labels in some]))
+        return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), classes)
+
+    train, test = image_set(parts[:-1]), image_set(parts[-1:])
+    return Data("imagenet32", train.with_labels(train.given_N, train.given_N), test)
+
+
+def batch_files(folder: Path) -> list[Path]:
+    """The training batches in a folder, in order; none where it holds something else."""
+    found = [_file(folder, f"train_data_batch_{i}") for i in range(1, BATCHES + 1)]
+    return [path for path in found if path is not None]
+
+
+def read_batch(path: Path, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N,3,32,32) and labels of a batch file."""
+    content = read_arrays(path, where)
+    try:
+        rows, labels = np.asarray(content["data"]), np.asarray(content["labels"])
+        if rows.dtype != np.uint8 or labels.dtype.kind not in "iu" or len(rows) != len(labels):
+            raise ValueError
+        return rows.reshape(len(rows), 3, SIZE, SIZE), labels
+    except (KeyError, ValueError, TypeError):
+        raise InputError(
+            f"{where}: {path} must hold data (uint8, {3 * SIZE * SIZE} values an image) and "
+            f"labels; {OWNERS}"
+        ) from None
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    candidates = (folder / name, folder / f"{name}.npz")
+    return next((path for path in candidates if path.is_file()), None)

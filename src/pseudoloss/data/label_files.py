@@ -1,0 +1,122 @@
+"""Other labels for a set, from a file: those that people gave (CIFAR-N), or a table."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pseudoloss.config import did_you_mean
+from pseudoloss.data.images import ImageSet, check_trainable
+from pseudoloss.data.pickles import read_arrays
+from pseudoloss.errors import InputError
+
+HUMAN_DEFAULTS = ("noisy_label", "worse_label")  # of CIFAR-100N, of CIFAR-10N
+OWNERS = "the owners of CIFAR-N publish its files at http://www.noisylabels.com"
+
+
+def human(images: ImageSet, file: str, name: str | None, where: str) -> ImageSet:
+    """Labels of CIFAR-10N or CIFAR-100N. The file's clean labels must be those of the set."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise InputError(
+            f"{where}: no such file; it should be CIFAR-10_human.pt or CIFAR-100_human.pt; {OWNERS}"
+        )
+    content = read_arrays(path, where)
+    known = [key for key in content if key != "clean_label"]
+    if name is None:
+        name = next((key for key in HUMAN_DEFAULTS if key in content), HUMAN_DEFAULTS[0])
+    for key in ("clean_label", name):
+        if key not in content:
+            raise InputError(f"{where}: has no {key}{did_you_mean(key, known)}")
+    clean, given = (
+        _whole(content[key], images, f"{where}: {key}") for key in ("clean_label", name)
+    )
+    differs = np.flatnonzero(clean != images.given_N.numpy())
+    if len(differs):
+        raise InputError(
+            f"{where}: its clean labels are not those of the source (image {differs[0]} is the "
+            f"first of {len(differs):,}): it is for another set, or in another order"
+        )
+    changed = images.with_labels(torch.from_numpy(given), images.given_N)
+    check_trainable(changed, where)
+    return changed
+
+
+def table(images: ImageSet, file: str, where: str) -> ImageSet:
+    """Labels of a CSV file: a row for every image, found by its index or its path.
+
+    The truth stays as the source knows it: a table says nothing about it.
+    """
+    rows = _read(Path(file).expanduser(), where)
+    key = next((name for name in ("index", "path") if name in rows), None)
+    if key is None or "label" not in rows:
+        raise InputError(f"{where}: needs the columns index,label or path,label")
+    places = _places(rows[key].tolist(), key, images, where)
+    labels = _labels(rows["label"].tolist(), images.classes, where)
+    given = np.full(len(images), -1)
+    given[places] = labels
+    missing = np.flatnonzero(given < 0)
+    if len(missing):
+        raise InputError(
+            f"{where}: {len(missing):,} images have no row (the first is image {missing[0]})"
+        )
+    if len(places) > len(images):
+        counts = np.bincount(places)
+        twice = int(np.flatnonzero(counts > 1)[0])
+        raise InputError(f"{where}: image {twice} has {counts[twice]} rows")
+    changed = images.with_labels(torch.from_numpy(given), images.true_N)
+    check_trainable(changed, where)
+    return changed
+
+
+def _whole(values: Any, images: ImageSet, where: str) -> np.ndarray:
+    labels = np.asarray(values).reshape(-1)
+    if labels.dtype.kind not in "iu" or len(labels) != len(images):
+        raise InputError(f"{where}: must be {len(images)} whole numbers")
+    wrong = np.flatnonzero((labels < 0) | (labels >= len(images.classes)))
+    if len(wrong):
+        raise InputError(
+            f"{where}: {labels[wrong[0]]} of image {wrong[0]} is no class "
+            f"(0 to {len(images.classes) - 1})"
+        )
+    return labels.astype(np.int64)
+
+
+def _read(path: Path, where: str) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file") from None
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{where}: cannot be read ({' '.join(reason.split())})") from None
+
+
+def _places(keys: list[str], key: str, images: ImageSet, where: str) -> np.ndarray:
+    """The image of each row."""
+    if key == "index":
+        known = {str(i): i for i in range(len(images))}
+    elif images.paths is None:
+        raise InputError(f"{where}: images of this source have no paths; use the column index")
+    else:
+        known = {path: i for i, path in enumerate(images.paths)}
+    for row, value in enumerate(keys, 2):  # the first line is the header
+        if value not in known:
+            raise InputError(f"{where}: line {row}: no image has the {key} {value}")
+    return np.array([known[value] for value in keys], dtype=np.int64)
+
+
+def _labels(labels: list[str], classes: tuple[str, ...], where: str) -> np.ndarray:
+    """The class of each row: by its name or, where the names are others, by its number."""
+    by_name = {name: i for i, name in enumerate(classes)}
+    by_number = {str(i): i for i in range(len(classes))}
+    names, numbers = (set(labels) <= known.keys() for known in (by_name, by_number))
+    known = by_number if numbers and not names else by_name
+    for row, label in enumerate(labels, 2):
+        if label not in known:
+            hint = did_you_mean(label, known)
+            hint = hint if len(hint) < 200 else ""
+            raise InputError(f"{where}: line {row}: {label} is no class{hint}")
+    return np.array([known[label] for label in labels], dtype=np.int64)

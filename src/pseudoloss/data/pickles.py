@@ -1,0 +1,146 @@
+"""Arrays out of pickles that others made, without running what a pickle may ask for.
+
+Some data sets are published as pickles: the batch files of ImageNet32, the `.pt` files of CIFAR-N.
+A pickle can name any function and have it called. Here the few names that a NumPy array needs lead
+to the stand-ins below; every other name is refused. No function of NumPy or torch is called by a
+pickle, so nothing in it can run.
+"""
+
+import io
+import math
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pseudoloss.errors import InputError
+
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # how torch's files began before they were zip archives
+
+
+def read_arrays(path: Path, where: str) -> dict[str, Any]:
+    """The named arrays, lists and numbers of a file: a pickle, `.npz`, or what torch.save wrote."""
+    try:
+        if zipfile.is_zipfile(path):
+            return _from_zip(path, where)
+        with path.open("rb") as file:
+            found = _load(file)
+            if found == TORCH_MAGIC:
+                _load(file), _load(file)  # torch's version, and facts about the machine
+                found = _load(file)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{where}: {path} cannot be read ({error.strerror or error})") from None
+    except RefusedError as error:
+        raise InputError(
+            f"{where}: {path} holds more than NumPy arrays ({error}), and is not opened"
+        ) from None
+    except Exception as error:  # a damaged pickle raises whatever it likes
+        raise InputError(f"{where}: {path} is damaged ({_reason(error)})") from None
+    return _named(found, path, where)
+
+
+def _from_zip(path: Path, where: str) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:
+        inner = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        if not inner:
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        return _named(_load(io.BytesIO(archive.read(inner[0]))), path, where)
+
+
+def _named(found: Any, path: Path, where: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: {path} must hold named arrays")
+    return {
+        str(name): value.array if isinstance(value, _Array) else value
+        for name, value in found.items()
+    }
+
+
+class RefusedError(Exception):
+    """A pickle asks for something that no array needs."""
+
+
+class _Kind:
+    """Stands in for numpy.dtype."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        if not re.fullmatch(r"[biuf][1248]", code):
+            raise RefusedError(f"an array of {code}")
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if state[1] in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array:
+    """Stands in for numpy.ndarray."""
+
+    array: np.ndarray
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, columns_first, content = state
+        self.array = _shaped(content, kind, shape, "F" if columns_first else "C")
+
+
+def _shaped(content: Any, kind: _Kind, shape: tuple[int, ...], order: Any) -> np.ndarray:
+    content = content.encode("latin1") if isinstance(content, str) else content  # Python 2's
+    if len(content) != math.prod(shape) * kind.dtype.itemsize:
+        raise ValueError("an array is cut short")
+    return np.frombuffer(content, kind.dtype).reshape(shape, order=order)
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array()
+
+
+def _from_buffer(content: Any, kind: _Kind, shape: tuple[int, ...], order: str) -> _Array:
+    made = _Array()
+    made.array = _shaped(content, kind, shape, order)
+    return made
+
+
+def _scalar(kind: _Kind, content: Any) -> Any:
+    return _shaped(content, kind, (), "C").item()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How protocols up to 2 write bytes."""
+    if encoding != "latin1":
+        raise RefusedError(f"text in {encoding}")
+    return text.encode("latin1")
+
+
+STAND_INS = {
+    "numpy.ndarray": _Array,
+    "numpy.dtype": _Kind,
+    "numpy.core.multiarray._reconstruct": _reconstruct,
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy.core.numeric._frombuffer": _from_buffer,
+    "_codecs.encode": _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        asked = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
+        if asked not in STAND_INS:
+            raise RefusedError(f"it asks for {module}.{name}")
+        return STAND_INS[asked]
+
+    def persistent_load(self, _: Any) -> Any:
+        raise RefusedError("it refers to another file")
+
+
+def _load(file: Any) -> Any:
+    return _Unpickler(file, encoding="latin1").load()
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,156 @@
+"""Other labels for a set: of people, of a table."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pseudoloss.data import arrays, corrupt
+from pseudoloss.errors import InputError
+
+CLEAN = np.arange(40) % 4
+
+
+def image_set(paths=None, names=("ant", "bee", "cat", "dog"), truth=CLEAN):
+    images = np.zeros((40, 8, 8), np.uint8)
+    return arrays(images, CLEAN, classes=names, paths=paths, true_labels=truth).train
+
+
+# ------------------------------------------------------------------------------------- human
+
+
+@pytest.fixture
+def people(tmp_path):
+    """Writes a file as those of CIFAR-N; None leaves a key out."""
+
+    def write(**changes):
+        content = {"clean_label": CLEAN, "noisy_label": (CLEAN + (np.arange(40) < 10)) % 4}
+        content = {key: value for key, value in (content | changes).items() if value is not None}
+        torch.save(content, tmp_path / "human.pt")
+        return f"human:{tmp_path}/human.pt"
+
+    return write
+
+
+def test_human_labels(people):
+    noisy = corrupt(image_set(), people(), 1)
+    assert noisy.noise == {"in": 0.25, "out": 0}
+    assert torch.equal(noisy.true_N, torch.from_numpy(CLEAN))
+    assert torch.equal(corrupt(image_set(), people(), 2).given_N, noisy.given_N)  # no chance in it
+
+
+def test_human_labels_are_named(people):
+    aggregated = (CLEAN + (np.arange(40) < 2)) % 4
+    words = people(noisy_label=None, worse_label=(CLEAN + 1) % 4, aggre_label=aggregated)
+    assert corrupt(image_set(), words, 1).noise_rate == 1  # worse_label, where none is named
+    assert corrupt(image_set(), f"{words}:aggre_label", 1).noise_rate == 0.05
+    with pytest.raises(InputError, match=r"has no agre_label; did you mean aggre_label"):
+        corrupt(image_set(), f"{words}:agre_label", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clean_label": None}, "has no clean_label"),
+        ({"noisy_label": None}, "has no noisy_label"),
+        (
+            {"clean_label": np.roll(CLEAN, 1)},
+            r"not those of the source \(image 0 is the first of 40",
+        ),
+        ({"clean_label": CLEAN[:39]}, "clean_label: must be 40 whole numbers"),
+        ({"noisy_label": CLEAN / 2}, "noisy_label: must be 40 whole numbers"),
+        ({"noisy_label": CLEAN + 1}, r"noisy_label: 4 of image 3 is no class \(0 to 3\)"),
+        ({"noisy_label": CLEAN * 0}, "all labels are of one class"),
+    ],
+)
+def test_bad_human_labels(people, changes, message):
+    with pytest.raises(InputError, match=rf"--corrupt human:.*{message}"):
+        corrupt(image_set(), people(**changes), 1)
+
+
+def test_a_missing_file_says_where_it_is_published():
+    with pytest.raises(InputError, match=r"CIFAR-100_human.pt; .*http://www.noisylabels.com"):
+        corrupt(image_set(), "human:nowhere.pt", 1)
+
+
+# ------------------------------------------------------------------------------------- tables
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(text):
+        path = tmp_path / "labels.csv"
+        path.write_text(text)
+        return f"labels:{path}"
+
+    return write
+
+
+def rows(header, keys, labels):
+    return "\n".join([header, *(f"{k},{label}" for k, label in zip(keys, labels, strict=True))])
+
+
+def test_a_table_by_index_in_any_order(table):
+    order = np.random.default_rng(0).permutation(40)
+    labels = (CLEAN + 1) % 4
+    noisy = corrupt(image_set(), table(rows("index,label", order, labels[order])), 1)
+    assert noisy.given_N.tolist() == labels.tolist()
+    assert torch.equal(noisy.true_N, torch.from_numpy(CLEAN))
+    assert noisy.noise_rate == 1
+
+
+def test_a_table_by_path_and_name_with_more_columns(table):
+    paths = [f"a,b/{i}.png" for i in range(40)]
+    text = "note,label,path\n" + "".join(
+        f'x,{"bee" if i else "dog"},"{path}"\n' for i, path in enumerate(paths)
+    )
+    clean = image_set(paths)
+    with pytest.raises(InputError, match="class ant has no image"):
+        corrupt(clean, table(text), 1)
+    labels = [("ant", "bee", "cat", "dog")[(i + 1) % 4] for i in range(40)]
+    text = "path,label\n" + "".join(
+        f'"{path}",{label}\n' for path, label in zip(paths, labels, strict=True)
+    )
+    assert corrupt(clean, table(text), 1).given_N.tolist() == ((CLEAN + 1) % 4).tolist()
+
+
+def test_names_go_before_numbers(table):
+    """Classes called 3, 2, 1, 0: what is written is the name."""
+    clean = image_set(names=("3", "2", "1", "0"))
+    noisy = corrupt(clean, table(rows("index,label", range(40), CLEAN)), 1)
+    assert noisy.given_N.tolist() == (3 - CLEAN).tolist()
+
+
+def test_a_table_does_not_make_a_truth(table):
+    unknown = replace(image_set(), true_N=None)
+    noisy = corrupt(unknown, table(rows("index,label", range(40), (CLEAN + 1) % 4)), 1)
+    assert noisy.true_N is None
+    assert noisy.noise_rate is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("index,lable\n0,1", "needs the columns index,label or path,label"),
+        ("", "cannot be read"),
+        (
+            rows("index,label", range(39), CLEAN[:39]),
+            r"1 images have no row \(the first is image 39",
+        ),
+        (rows("index,label", [*range(40), 7], [*CLEAN, 1]), "image 7 has 2 rows"),
+        (rows("index,label", [*range(39), 99], CLEAN), "line 41: no image has the index 99"),
+        (rows("index,label", range(40), [*CLEAN[:39], "dgo"]), "is no class"),
+        (rows("index,label", range(40), [*CLEAN[:39], 9]), "is no class"),
+        (rows("path,label", range(40), CLEAN), "have no paths; use the column index"),
+    ],
+)
+def test_bad_tables(table, text, message):
+    with pytest.raises(InputError, match=rf"--corrupt labels:.*{message}") as error:
+        corrupt(image_set(), table(text), 1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_table():
+    with pytest.raises(InputError, match=r"--corrupt labels:nowhere.csv: no such file"):
+        corrupt(image_set(), "labels:nowhere.csv", 1)

@@ -1,0 +1,129 @@
+"""Pickles of others: arrays come out, and nothing runs."""
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from pseudoloss.data.pickles import read_arrays
+from pseudoloss.errors import InputError
+
+KINDS = ["u1", "<i8", ">i4", "b1", "<f4", ">f8"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    array=st.sampled_from(KINDS).flatmap(
+        lambda kind: arrays(kind, array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4))
+    ),
+    protocol=st.integers(0, pickle.HIGHEST_PROTOCOL),
+    fortran=st.booleans(),
+)
+def test_arrays_come_out_as_they_went_in(tmp_path_factory, array, protocol, fortran):
+    array = np.asfortranarray(array) if fortran else array
+    path = tmp_path_factory.mktemp("pickles") / "file"
+    path.write_bytes(pickle.dumps({"a": array, "b": [1, 2], "c": np.int64(7)}, protocol))
+    found = read_arrays(path, "x")
+    np.testing.assert_array_equal(found["a"], array)
+    assert found["a"].dtype == array.dtype
+    assert (found["b"], found["c"]) == ([1, 2], 7)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_files_of_torch(tmp_path, zipped):
+    labels = np.arange(1000) % 7
+    path = tmp_path / "CIFAR-100_human.pt"
+    content = {"clean_label": labels, "noisy_label": labels[::-1].copy()}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    assert zipfile.is_zipfile(path) == zipped
+    found = read_arrays(path, "x")
+    assert found.keys() == content.keys()
+    for name, array in content.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_npz(tmp_path):
+    np.savez(tmp_path / "a.npz", data=np.arange(3))
+    assert read_arrays(tmp_path / "a.npz", "x")["data"].tolist() == [0, 1, 2]
+
+
+class Touch:
+    """Unpickled in the usual way, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+class Evaluate:
+    def __reduce__(self):
+        return eval, ("pytest.fail('the pickle ran')",)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_runs_nothing(tmp_path, protocol):
+    trap, sprung = tmp_path / "trap", tmp_path / "sprung"
+    for content in ({"data": Touch(sprung)}, [Touch(sprung)], {"data": Evaluate()}):
+        trap.write_bytes(pickle.dumps(content, protocol))
+        with pytest.raises(InputError, match=r"trap holds more than NumPy arrays \(it asks for"):
+            read_arrays(trap, "x")
+    for zipped in (True, False):
+        torch.save({"clean_label": Touch(sprung)}, trap, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(InputError, match=r"trap holds more than NumPy arrays"):
+            read_arrays(trap, "x")
+    assert not sprung.exists()
+    trap.write_bytes(pickle.dumps(Touch(sprung)))
+    pickle.loads(trap.read_bytes())
+    assert sprung.exists()  # the trap was a real one
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (OrderedDict(a=1), "it asks for collections.OrderedDict"),
+        ({"a": np.array([object()])}, "an array of O8|it asks for"),
+        ({"a": np.array(["text"])}, "an array of U4"),
+        ([1, 2], "must hold named arrays"),
+    ],
+)
+def test_other_things_are_refused(tmp_path, content, message):
+    (tmp_path / "file").write_bytes(pickle.dumps(content))
+    with pytest.raises(InputError, match=message):
+        read_arrays(tmp_path / "file", "x")
+
+
+def test_tensors_are_refused(tmp_path):
+    torch.save({"a": torch.arange(3)}, tmp_path / "file")
+    with pytest.raises(InputError, match="it asks for torch"):
+        read_arrays(tmp_path / "file", "x")
+
+
+def test_other_bytes_than_latin1_are_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"c_codecs\nencode\n(Vabc\nVrot13\ntR.")
+    with pytest.raises(InputError, match="text in rot13"):
+        read_arrays(tmp_path / "file", "x")
+
+
+def test_damaged_files(tmp_path):
+    whole = pickle.dumps({"a": np.arange(100)})
+    path = tmp_path / "file"
+    for length in (0, 1, 20, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"x: .*file (is damaged|holds more)") as error:
+            read_arrays(path, "x")
+        assert "\n" not in str(error.value)
+    short = pickle.dumps({"a": np.arange(100, dtype=np.uint8)}).replace(b"Kd\x85", b"Kc\x85")
+    path.write_bytes(short)  # 99 values are promised, and 100 are there
+    with pytest.raises(InputError, match="is damaged"):
+        read_arrays(path, "x")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_arrays(tmp_path / "nowhere", "x")
