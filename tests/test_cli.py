@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conftest import make_images
-from pseudoloss.cli import COMMANDS, main
+from pseudoloss.cli import COMMANDS, EXPERIMENTS_COMMANDS, main
 
 SNAPSHOT = Path(__file__).parent / "options.txt"
 QUICK = ["--network", "small-cnn", "--batch-size", "16", "--epochs", "2", "--pad", "0"]
@@ -24,7 +24,7 @@ def call(*words, capsys):
 
 def help_of(command, capsys):
     with pytest.raises(SystemExit) as end:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert end.value.code == 0
     return capsys.readouterr().out
 
@@ -44,15 +44,21 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["train", "--help"], ["demo", "--help"], ["presets"], ["train", "--oot"]]
+    "words",
+    [
+        *(["--help"], ["train", "--help"], ["demo", "--help"], ["presets"], ["train", "--oot"]),
+        *(["experiments", name, "--help"] for name in EXPERIMENTS_COMMANDS),
+        *(["experiments", "list"], ["experiments", "list", "ablation"]),
+        *(["experiments", "run", "nothing"], ["experiments", "table", "nothing"]),
+    ],
 )
 def test_no_torch_until_a_command_needs_it(words):
     """What keeps --help fast."""
     program = (
         "import sys\nfrom pseudoloss.cli import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'sklearn', 'pandas', 'timm', 'numpy', 'scipy'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "heavy = {'torch', 'sklearn', 'pandas', 'timm', 'numpy', 'scipy', 'matplotlib'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True)
 
@@ -65,7 +71,7 @@ def test_importing_the_package_is_light():
 def test_the_options_are_those_we_know_of(capsys):
     """Changing an option is a decision: then change tests/options.txt too."""
     found = []
-    for command in COMMANDS:
+    for command in (*COMMANDS, *(f"experiments {name}" for name in EXPERIMENTS_COMMANDS)):
         words = help_of(command, capsys).replace(",", " ").split()
         flags = dict.fromkeys(word for word in words if word.startswith("--"))
         found += [f"{command} {flag}" for flag in flags if flag.strip("-")]
@@ -187,6 +193,41 @@ BAD = {
     "demo": (["demo", "--ot", "RUN"], "--ot"),
     "demo seed": (["demo", "--out", "RUN", "--seed", "-4"], "--seed must be"),
     "presets": (["presets", "--all"], "--all"),
+    "experiments": (["experiments", "rum"], "experiments rum: no such command; did you mean run?"),
+    "experiment": (
+        ["experiments", "run", "id-nose"],
+        "id-nose: no such experiment; did you mean id-noise",
+    ),
+    "cells": (
+        ["experiments", "run", "id-noise", "--only", "id55-pls"],
+        "--only id55-pls: no such cell of id-noise; did you mean id50-pls",
+    ),
+    "no data": (["experiments", "run", "id-noise"], "--data cifar100=DIR is missing"),
+    "no such data": (
+        ["experiments", "run", "id-noise", "--data", "cifar10=x"],
+        "--data cifar10=x: no such kind of data; did you mean cifar100?",
+    ),
+    "data without a place": (["experiments", "run", "digits", "--data", "x"], "must be KIND=DIR"),
+    "set": (
+        ["experiments", "run", "digits", "--set", "epoch=2"],
+        "--set epoch=2: no such setting; did you mean epochs?",
+    ),
+    "set without a value": (["experiments", "run", "digits", "--set", "x"], "must be NAME=VALUE"),
+    "set a seed": (["experiments", "run", "digits", "--set", "seed=2"], "chosen with --seeds"),
+    "set to nonsense": (["experiments", "run", "digits", "--set", "lr=-1"], "--lr must be above 0"),
+    "seeds": (["experiments", "run", "digits", "--seeds", "-1"], "--seed must be 0 to"),
+    "no time": (["experiments", "run", "digits", "--minutes", "0"], "--minutes must be above 0"),
+    "table": (["experiments", "table", "gama"], "gama: no such experiment; did you mean gamma"),
+    "table of nothing": (["experiments", "table", "mu", "--out", "x"], "--out x: no such folder"),
+    "no results": (
+        ["experiments", "table", "mu", "--results", "x"],
+        "--results x: no such folder",
+    ),
+    "figure": (
+        ["experiments", "figure", "acuracy"],
+        "acuracy: no such figure; did you mean accuracy?",
+    ),
+    "figure file": (["experiments", "figure", "bias", "--file", "x.gif"], "end in .svg or .png"),
 }
 BAD_SETS = {
     "wrong length": ({"labels": LABELS[:-1]}, "set.npz: labels: 63 labels for 64 images"),

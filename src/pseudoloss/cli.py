@@ -60,7 +60,7 @@ def overview() -> str:
         "Train image classifiers on labels that cannot be trusted, and learn which are wrong.",
         "",
         "commands:",
-        *(f"  {name:9} {_first_line(command)}" for name, command in COMMANDS.items()),
+        *(f"  {name:11} {_first_line(command)}" for name, command in COMMANDS.items()),
         "",
         "pseudoloss COMMAND --help tells more. New here? pseudoloss demo",
     ]
@@ -139,10 +139,200 @@ def presets(words: list[str]) -> None:
         print(f"{name:{width}}  {text or '(all defaults: see pseudoloss train --help)'}")
 
 
+def experiments(words: list[str]) -> None:
+    """Repeat the paper's experiments: their runs, tables and figures.
+
+    pseudoloss experiments list      what there is
+    pseudoloss experiments run       train the cells of an experiment
+    pseudoloss experiments table     the paper's numbers beside ours
+    pseudoloss experiments figure    draw a figure from the runs
+
+    Each has a --help of its own.
+    """
+    if words and words[0] in EXPERIMENTS_COMMANDS:
+        EXPERIMENTS_COMMANDS[words[0]](words[1:])
+        return
+    parser = Parser("experiments", experiments)
+    parser.usage = f"pseudoloss experiments {'|'.join(EXPERIMENTS_COMMANDS)} ..."
+    parser.add_argument("what", nargs="?", help=argparse.SUPPRESS)
+    what = parser.parse(words).what
+    if what is not None:
+        hint = did_you_mean(what, EXPERIMENTS_COMMANDS)
+        raise InputError(f"experiments {what}: no such command{hint}")
+    parser.print_help()
+
+
+def experiments_list(words: list[str]) -> None:
+    """List the experiments and figures; with NAME, the cells of an experiment."""
+    parser = Parser("experiments list", experiments_list)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment")
+    args = parser.parse(words)
+    from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, experiment_of
+
+    if args.name is not None:
+        experiment = experiment_of(args.name)
+        print(f"{experiment.title} ({experiment.where}); extra cells run only with --only")
+        for cell in experiment.cells:
+            changes = " ".join(as_flag(name, value) for name, value in cell.changes.items())
+            paper = "" if cell.paper is None else f"paper {cell.paper:.2f}"
+            extra = "extra" if cell.extra else ""
+            line = f"  {cell.name:32} {paper:12} {extra:6} --preset {cell.preset} {changes}"
+            print(line.rstrip())
+        return
+    print("experiments (list NAME shows the cells):")
+    for name, experiment in EXPERIMENTS.items():
+        count = len(experiment.choose(None))
+        cells = f"{count} cell{'s' if count > 1 else ''}"
+        print(f"  {name:16} {experiment.title} ({experiment.where}); {cells}")
+    print("figures, from the runs of selection:")
+    for name, title in FIGURES.items():
+        print(f"  {name:16} {title}")
+
+
+def experiments_run(words: list[str]) -> None:
+    """Train the cells of an experiment that are not done yet.
+
+    A cell (a setting) with a seed is a run folder, OUT/EXPERIMENT/CELL/seedN. The same command goes
+    on with what was broken off, and may run several times at once, on all machines that share OUT.
+    """
+    parser = Parser("experiments run", experiments_run)
+    parser.usage = "pseudoloss experiments run NAME --data KIND=DIR [OPTION ...]"
+    add = parser.add_argument
+    add("name", metavar="NAME", help="an experiment; see pseudoloss experiments list")
+    _add_out(parser)
+    _add_several(
+        parser,
+        "--data",
+        "KIND=DIR",
+        "where data lie: cifar100, cnwl, web-aircraft, web-bird, web-car, and the pools imagenet32 "
+        "and places365",
+    )
+    add("--seeds", type=_whole, nargs="+", default=[1, 2, 3], metavar="N", help=SEEDS)
+    _add_only(parser)
+    _add_several(
+        parser, "--set", "NAME=VALUE", "another value of a setting in all cells, such as epochs=2"
+    )
+    add("--minutes", type=_number, metavar="M", help="stop when M minutes are over")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="only list the cells, their state, and the command that trains each",
+    )
+    add("--quiet", action="store_true", help="a line a cell, none an epoch")
+    args = parser.parse(words)
+    from pseudoloss.experiments.catalogue import experiment_of
+
+    experiment = experiment_of(args.name)
+    experiment.choose(args.only)
+    from pseudoloss.experiments import cells
+
+    places, changes = cells.read_places(args.data), cells.read_changes(args.set)
+    jobs = cells.plan(
+        experiment, args.out, places, seeds=args.seeds, only=args.only, changes=changes
+    )
+    if args.dry_run:
+        for job in jobs:
+            print(f"{job.state:5} {job.name}\n      {job.command}")
+        return
+    try:
+        states = cells.run(jobs, places, minutes=args.minutes, quiet=args.quiet, say=_say)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on") from None
+    counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
+    print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    print(f"Next: pseudoloss experiments table {experiment.name} --out {args.out}")
+
+
+def experiments_table(words: list[str]) -> None:
+    """The paper's numbers beside ours: mean ± standard deviation over seeds, and the difference.
+
+    Ours come from the run folders in OUT and from result files of benchmarks/run.py. Where neither
+    is named, from experiments/ and benchmarks/results/, as far as they are there.
+    """
+    parser = Parser("experiments table", experiments_table)
+    parser.usage = "pseudoloss experiments table NAME [OPTION ...]"
+    add = parser.add_argument
+    add("name", metavar="NAME", help="an experiment; see pseudoloss experiments list")
+    add("--out", type=Path, metavar="OUT", help="the folder of the runs")
+    add("--results", type=Path, metavar="DIR", help="a folder of result files")
+    add("--seeds", type=_whole, nargs="+", metavar="N", help="seeds that count (default: all)")
+    _add_only(parser)
+    add(
+        "--format",
+        choices=("text", "markdown", "csv"),
+        default="text",
+        help="of the table (default: text)",
+    )
+    add("--file", type=Path, metavar="FILE", help="write it there, not to the terminal")
+    args = parser.parse(words)
+    from pseudoloss.experiments.catalogue import experiment_of
+
+    experiment = experiment_of(args.name)
+    chosen = experiment.choose(args.only)
+    from pseudoloss.experiments import tables
+
+    out, results = args.out, args.results
+    if out is None and results is None:
+        out, results = OUT, RESULTS if RESULTS.is_dir() else None
+    elif out is not None and not out.is_dir():
+        raise InputError(f"--out {out}: no such folder")
+    lines, notes = tables.collect(experiment, chosen, out, results, args.seeds)
+    text = tables.FORMATS[args.format](experiment, lines, notes)
+    if args.file is None:
+        print(text, end="")
+        return
+    try:
+        args.file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--file {args.file}: cannot be written ({error.strerror})") from None
+
+
+def experiments_figure(words: list[str]) -> None:
+    """Draw a figure of the paper from the runs of `selection`.
+
+    NAME is noise-retrieval, guess-retrieval, accuracy or bias. Wants matplotlib.
+    """
+    parser = Parser("experiments figure", experiments_figure)
+    parser.usage = "pseudoloss experiments figure NAME [OPTION ...]"
+    add = parser.add_argument
+    add("name", metavar="NAME", help="a figure")
+    _add_out(parser)
+    add("--file", type=Path, metavar="FILE", help=".svg or .png (default: NAME.svg)")
+    _add_only(parser)
+    add(
+        "--epochs",
+        type=_whole,
+        nargs=2,
+        metavar="N",
+        help="epochs of the histograms of guess-retrieval (default: a third of the way; the last)",
+    )
+    args = parser.parse(words)
+    from pseudoloss.experiments.catalogue import FIGURES
+
+    if args.name not in FIGURES:
+        raise InputError(f"{args.name}: no such figure{did_you_mean(args.name, FIGURES)}")
+    from pseudoloss.experiments.figures import draw
+
+    file = args.file or Path(f"{args.name}.svg")
+    draw(args.name, args.out, file, args.only, args.epochs)
+    print(f"written: {file}")
+
+
+OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
+SEEDS = "seeds of noise and training (default: 1 2 3)"
+
+EXPERIMENTS_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "list": experiments_list,
+    "run": experiments_run,
+    "table": experiments_table,
+    "figure": experiments_figure,
+}
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "train": train,
     "presets": presets,
+    "experiments": experiments,
 }
 
 
@@ -208,6 +398,25 @@ def train_parser(preset: str | None) -> Parser:
         options["help"] = (text + shown).replace("%", "%%")
         group.add_argument(flag(name), **options, **_kind(name))
     return parser
+
+
+def _add_out(parser: Parser) -> None:
+    text = f"the folder of the runs (default: {OUT})"
+    parser.add_argument("--out", type=Path, default=OUT, metavar="OUT", help=text)
+
+
+def _add_only(parser: Parser) -> None:
+    text = "cells whose name matches, such as 'id50-*'; '*' is all, the extra ones too"
+    _add_several(parser, "--only", "PATTERN", text)
+
+
+def _add_several(parser: Parser, name: str, metavar: str, text: str) -> None:
+    """An option that takes several words, and may be given again."""
+    parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _kind(name: str) -> dict[str, Any]:

@@ -9,5 +9,9 @@ class InputError(ValueError):
     """
 
 
+class BusyError(InputError):
+    """The run folder is another process's just now."""
+
+
 class TrainingError(RuntimeError):
     """Training could not go on (the loss became NaN, say). The last checkpoint is intact."""

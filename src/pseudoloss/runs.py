@@ -13,7 +13,7 @@ import pandas as pd
 
 from pseudoloss import __version__
 from pseudoloss.config import Settings, as_json
-from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, to_json, write_bytes, write_json
 from pseudoloss.labels import read_labels
 from pseudoloss.model import Model, load_model
@@ -161,10 +161,25 @@ class RunFolder:
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(
+                raise BusyError(
                     f"--out {self.path}: another process is working on this run"
                 ) from None
             yield
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process is working on the run just now. Looking writes nothing."""
+        try:
+            with (self.path / ".lock").open("r+") as file:
+                if fcntl is None:
+                    return False
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    return True
+        except OSError:  # no folder, no lock; one that cannot be opened has its say in `lock`
+            pass
+        return False
 
     @contextmanager
     def writing(self) -> Iterator[None]:

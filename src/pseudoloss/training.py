@@ -18,7 +18,7 @@ from pseudoloss import checkpoint, evaluate, health, wording
 from pseudoloss.capture import load_compilers
 from pseudoloss.config import Settings, request
 from pseudoloss.data import Source, absolute, corrupt, open_source
-from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, write_json
 from pseudoloss.labels import label_table, write_labels
 from pseudoloss.progress import Silent, Teller, Terminal
@@ -92,7 +92,7 @@ def train(
         session = Session(data, chosen, teller)
         with folder.lock():
             if folder.recorded() != recorded:
-                raise InputError(f"--out {folder.path}: another process has begun a run here")
+                raise BusyError(f"--out {folder.path}: another process has begun a run here")
             if recorded is None:
                 named = isinstance(source, str | Path)
                 with folder.writing():

@@ -1,0 +1,4 @@
+"""The paper's tables and figures as runs: `pseudoloss experiments`.
+
+catalogue.py says what there is, cells.py trains it, tables.py and figures.py show it.
+"""

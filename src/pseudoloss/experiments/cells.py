@@ -1,0 +1,245 @@
+"""Training the cells of an experiment: OUT/EXPERIMENT/CELL/seedN, each an ordinary run folder.
+
+A cell is claimed by the lock of its run folder. So several processes, on several machines that
+share OUT, can work on one experiment; a cell that another one works on is passed over.
+"""
+
+import gc
+import shlex
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pseudoloss.config import (
+    MAY_CHANGE_ON_RESUME,
+    Settings,
+    as_flag,
+    as_json,
+    did_you_mean,
+    request,
+    setting_types,
+)
+from pseudoloss.errors import BusyError, InputError, TrainingError
+from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home
+from pseudoloss.runs import RunFolder
+from pseudoloss.training import train
+
+LEAST_MINUTES = 0.5  # with less than that left no other cell is begun
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A cell with a seed."""
+
+    name: str
+    folder: RunFolder
+    cell: Cell
+    seed: int
+    source: str
+    changes: dict[str, Any]  # what it changes of the preset
+
+    @property
+    def command(self) -> str:
+        """What trains it, as one would type it."""
+        words = ["pseudoloss", "train", self.source, "--out", str(self.folder.path)]
+        words += ["--preset", self.cell.preset, "--seed", str(self.seed), "--resume"]
+        for name, value in self.changes.items():
+            first, *value_words = as_flag(name, value).split(" ", 1)
+            words += [first, *value_words]
+        return shlex.join(words)
+
+    @property
+    def state(self) -> str:
+        """done, busy (another process works on it), begun or free."""
+        if self.folder.finished:
+            return "done"
+        if self.folder.busy:
+            return "busy"
+        return "begun" if self.folder.config.exists() else "free"
+
+    def check(self) -> None:
+        """Refuse settings that are none, and a run that began with others: before any write."""
+        wanted = request(self.cell.preset, None, self.changes).settings("default")
+        recorded = self.folder.recorded()
+        if recorded is None:
+            return
+        before = as_json(recorded.settings)
+        for name, value in as_json(wanted).items():
+            if name not in (*MAY_CHANGE_ON_RESUME, "seed", "pool") and value != before[name]:
+                raise InputError(
+                    f"{self.folder.path}: began with {as_flag(name, before[name])}, not with "
+                    f"{as_flag(name, value)}; choose another --out"
+                )
+
+
+def plan(
+    experiment: Experiment,
+    out: Path,
+    places: Mapping[str, str],
+    *,
+    seeds: Sequence[int],
+    only: Sequence[str] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """The jobs that are asked for: all cells of a seed, then those of the next. A place that was
+    not named stays DIR, or POOL."""
+    for seed in seeds:
+        Settings(seed=seed)  # refuses what is no seed
+    jobs = {}
+    for seed in dict.fromkeys(seeds):
+        for cell in experiment.choose(only):
+            path = folder_of(out, experiment, cell, seed)
+            kind = cell.source.partition(":")[0]
+            pool = {"pool": places.get(cell.pool, "POOL")} if cell.pool else {}
+            jobs[path] = Job(
+                f"{cell.name} seed {seed}",
+                RunFolder(path),
+                cell,
+                seed,
+                cell.source.replace("DIR", places.get(kind, "DIR"), 1),
+                {**cell.changes, **pool, **(changes or {})},
+            )
+    return list(jobs.values())
+
+
+def folder_of(out: Path, experiment: Experiment, cell: Cell, seed: int) -> Path:
+    return out.joinpath(*home(experiment, cell), f"seed{seed}")
+
+
+def run(
+    jobs: Sequence[Job],
+    places: Mapping[str, str],
+    *,
+    minutes: float | None = None,
+    quiet: bool = False,
+    say: Say = print,
+) -> dict[Job, str]:
+    """Train what is not done yet. The state of every job afterwards.
+
+    A cell that fails is told of at the end, when all others have been tried.
+    """
+    for job in jobs:
+        for kind in job.cell.data:
+            if kind not in places:
+                raise InputError(f"--data {kind}=DIR is missing: {job.cell.name} needs it")
+        job.check()
+    if minutes is not None and minutes <= 0:
+        raise InputError(f"--minutes must be above 0, not {minutes:g}")
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    titles = {job: f"[{number}/{len(jobs)}] {job.name}" for number, job in enumerate(jobs, 1)}
+    queue, again, failed, trained = list(jobs), set(), [], False
+    while queue:
+        job = queue.pop(0)
+        title, state = titles[job], job.state
+        left = None if end is None else (end - time.monotonic()) / 60
+        if state == "done":
+            say(f"{title}: done already")
+            continue
+        if state != "busy":
+            if left is not None and (left < LEAST_MINUTES if trained else left <= 0):
+                say(f"{title}: no time is left for it; the same command goes on")
+                break
+            trained = True
+            say(f"{title}: {'goes on' if state == 'begun' else 'begins'} in {job.folder.path}")
+            try:
+                finished, accuracy = _train(job, left, quiet)
+            except TrainingError as error:
+                failed.append(f"{job.name}: {error}")
+                say(f"{title}: failed")
+                continue
+            except InputError as error:
+                # Another process may have been a moment faster.
+                if not isinstance(error, BusyError) and not (
+                    state == "free" and job.state != "free"
+                ):
+                    raise
+            else:
+                if not finished:
+                    say(f"{title}: time is up; the same command goes on")
+                    break
+                say(f"{title}: done, {accuracy}")
+                continue
+        if job not in again:  # at the end its process may have gone, or have only been looking
+            say(f"{title}: another process works on it")
+            again.add(job)
+            queue.append(job)
+    if failed:
+        raise TrainingError("; ".join(failed))
+    return {job: job.state for job in jobs}
+
+
+def _train(job: Job, minutes: float | None, quiet: bool) -> tuple[bool, str]:
+    """Train a job; whether it is finished, and its accuracy."""
+    run = train(
+        job.source,
+        job.folder.path,
+        preset=job.cell.preset,
+        resume=True,
+        minutes=minutes,
+        quiet=quiet,
+        seed=job.seed,
+        **job.changes,
+    )
+    accuracy = run.summary["accuracy"]
+    text = f"accuracy {accuracy['last']:.2f} (best {accuracy['best']:.2f})"
+    finished = run.finished
+    del run
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.compiler.reset()  # it compiles a function only so many times in a process
+        torch.cuda.empty_cache()
+    return finished, text
+
+
+# ------------------------------------------------------------------------- what the flags say
+
+
+def read_places(words: Sequence[str]) -> dict[str, str]:
+    """`--data KIND=PLACE`: where each kind of data lies."""
+    kinds = {
+        kind
+        for experiment in EXPERIMENTS.values()
+        for cell in experiment.cells
+        for kind in cell.data
+    }
+    places = {}
+    for word in words:
+        kind, equals, place = word.partition("=")
+        if not equals or not place:
+            raise InputError(f"--data {word}: must be KIND=DIR, such as cifar100=data")
+        if kind not in kinds:
+            raise InputError(f"--data {word}: no such kind of data{did_you_mean(kind, kinds)}")
+        places[kind] = place
+    return places
+
+
+def read_changes(words: Sequence[str]) -> dict[str, Any]:
+    """`--set NAME=VALUE`, the value as in a TOML file; text needs no quotes."""
+    changes: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise InputError(f"--set {word}: must be NAME=VALUE, such as epochs=2")
+        if name == "seed":
+            raise InputError(f"--set {word}: seeds are chosen with --seeds")
+        if name not in setting_types():
+            hint = did_you_mean(name, setting_types())
+            raise InputError(f"--set {word}: no such setting{hint}")
+        changes[name] = as_value(text)
+    return changes
+
+
+def as_value(text: str) -> Any:
+    """A value as TOML has it, or the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

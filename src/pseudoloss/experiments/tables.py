@@ -1,0 +1,291 @@
+"""A table of the paper beside ours: from run folders, from committed results, or from both."""
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pseudoloss.config import as_flag
+from pseudoloss.errors import InputError
+from pseudoloss.experiments.catalogue import Cell, Experiment, what_counts
+from pseudoloss.experiments.cells import as_value, folder_of
+from pseudoloss.runs import RunFolder
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The accuracies of one run."""
+
+    seed: int
+    last: float
+    best: float
+    where: str
+    differs: str = ""  # settings that are not the cell's
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A result file of benchmarks/run.py."""
+
+    file: str
+    kind: str
+    preset: str
+    changes: Mapping[str, Any]
+    results: tuple[Result, ...]
+
+    def belongs_to(self, cell: Cell) -> bool:
+        return (
+            self.kind == cell.source.partition(":")[0]
+            and self.preset == cell.preset
+            and what_counts(self.preset, self.changes) == what_counts(cell.preset, cell.changes)
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a cell and the runs of it."""
+
+    cell: Cell
+    results: tuple[Result, ...]
+
+    @property
+    def differs(self) -> str:
+        """Settings that are not the cell's."""
+        return "; ".join(dict.fromkeys(r.differs for r in self.results if r.differs))
+
+    @property
+    def last(self) -> tuple[float | None, float | None]:
+        return mean_and_std([result.last for result in self.results])
+
+    @property
+    def best(self) -> tuple[float | None, float | None]:
+        return mean_and_std([result.best for result in self.results])
+
+    @property
+    def difference(self) -> float | None:
+        """Of the best epochs, since the paper reports those."""
+        ours, paper = self.best[0], self.cell.paper
+        return None if ours is None or paper is None else ours - paper
+
+
+def collect(
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    out: Path | None,
+    results: Path | None,
+    seeds: Sequence[int] | None = None,
+) -> tuple[list[Line], list[str]]:
+    """The lines of the table, and what is to be said of them.
+
+    Each seed counts once: a run folder goes before a file, a file before those behind it in the
+    alphabet.
+    """
+    files = [] if results is None else list(committed(results))
+    lines: list[Line] = []
+    notes: list[str] = []
+    for cell in cells:
+        found: dict[int, Result] = {}
+        candidates = [] if out is None else list(from_folders(out, experiment, cell, notes))
+        candidates += [r for file in files if file.belongs_to(cell) for r in file.results]
+        for result in candidates:
+            if seeds is not None and result.seed not in seeds:
+                continue
+            if result.seed in found:
+                notes.append(
+                    f"{cell.name}: seed {result.seed} of {result.where} is left out, "
+                    f"it is in {found[result.seed].where}"
+                )
+            found.setdefault(result.seed, result)
+        line = Line(cell, tuple(found.values()))
+        if line.results:
+            where = ", ".join(dict.fromkeys(result.where for result in line.results))
+            numbers = " ".join(str(result.seed) for result in line.results)
+            plural = "s" if len(line.results) > 1 else ""
+            notes.append(f"{cell.name}: seed{plural} {numbers} of {where}")
+        if line.differs:
+            notes.append(f"* {cell.name} was not trained as its preset says: {line.differs}")
+        lines.append(line)
+    return lines, notes
+
+
+def from_folders(
+    out: Path, experiment: Experiment, cell: Cell, notes: list[str]
+) -> Iterable[Result]:
+    """The finished runs of a cell."""
+    place = folder_of(out, experiment, cell, 0).parent
+    seeds = sorted(
+        int(path.name.removeprefix("seed"))
+        for path in place.glob("seed*")
+        if path.name.removeprefix("seed").isdecimal()
+    )
+    for seed in seeds:
+        folder = RunFolder(place / f"seed{seed}")
+        if not folder.finished:
+            notes.append(f"{cell.name}: seed {seed} is not finished")
+            continue
+        try:
+            accuracy = json.loads(folder.summary.read_text(encoding="utf-8"))["accuracy"]
+            recorded = folder.recorded()
+            if recorded is None:
+                raise ValueError("config.json is missing")
+            result = Result(seed, float(accuracy["last"]), float(accuracy["best"]), str(place))
+        except (InputError, OSError, ValueError, KeyError, TypeError) as error:
+            notes.append(f"{cell.name}: seed {seed} is left out, its folder is damaged ({error})")
+            continue
+        wanted = what_counts(cell.preset, cell.changes)
+        differs = ", ".join(
+            f"{as_flag(name, value)} (not {as_flag(name, wanted.get(name))})"
+            for name, value in what_counts("", vars(recorded.settings)).items()
+            if value != wanted.get(name)
+        )
+        yield Result(seed, result.last, result.best, result.where, differs)
+
+
+def committed(folder: Path) -> Iterable[Committed]:
+    """The files in `folder` that benchmarks/run.py wrote; others are passed over."""
+    if not folder.is_dir():
+        raise InputError(f"--results {folder}: no such folder")
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            words = shlex.split(content["command"])
+            ours = words.index("--") if "--" in words else len(words)
+            preset = words[words.index("--preset", 0, ours) + 1]
+            results = tuple(
+                Result(
+                    int(run["seed"]),
+                    float(run["accuracy"]["last"]),
+                    float(run["accuracy"]["best"]),
+                    path.name,
+                )
+                for run in content["runs"]
+            )
+            program = next(n for n, word in enumerate(words) if word.endswith("run.py"))
+            kind = words[program + 1].partition(":")[0]
+        except (OSError, ValueError, KeyError, TypeError, IndexError, StopIteration):
+            continue
+        yield Committed(path.name, kind, preset, flags(words[ours + 1 :]), results)
+
+
+def flags(words: Sequence[str]) -> dict[str, Any]:
+    """Settings from the words of a command: --mu 0.1, --mu=0.1, --contrast, --no-contrast."""
+    values: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        name, equals, text = rest.pop(0).partition("=")
+        if not equals and rest and not rest[0].startswith("--"):
+            equals, text = "=", rest.pop(0)
+        name = name.removeprefix("--").replace("-", "_")
+        if equals:
+            values[name] = as_value(text)
+        else:
+            values[name.removeprefix("no_")] = not name.startswith("no_")
+    return values
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation, where there are enough values."""
+    return (
+        mean(values) if values else None,
+        stdev(values) if len(values) > 1 else None,
+    )
+
+
+# ----------------------------------------------------------------------------------- how it looks
+
+
+def header(experiment: Experiment, lines: Sequence[Line]) -> list[str]:
+    several = len({line.cell.column for line in lines}) > 1
+    first = [experiment.rows, *([experiment.columns] if several else [])]
+    return [*first, "paper, best", "ours, last", "ours, best", "n", "best - paper"]
+
+
+def words(line: Line, several: bool) -> list[str]:
+    """A line of the table as text."""
+    cell = line.cell
+    mark = "*" if line.differs else ""
+    return [
+        cell.row + mark,
+        *([cell.column] if several else []),
+        accuracy(cell.paper, cell.paper_std),
+        accuracy(*line.last),
+        accuracy(*line.best),
+        str(len(line.results)) if line.results else NOTHING,
+        NOTHING if line.difference is None else f"{line.difference:+.2f}",
+    ]
+
+
+def accuracy(value: float | None, deviation: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+
+
+def as_text(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = header(experiment, lines)
+    several = len(names) > 6
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index < 1 + several else "right", no_wrap=True)
+    blocks = len({line.cell.row for line in lines}) > 1
+    for line, following in zip(lines, [*lines[1:], None], strict=True):
+        ends = blocks and following is not None and following.cell.column != line.cell.column
+        table.add_row(*map(escape, words(line, several)), end_section=ends)
+    file = io.StringIO()
+    Console(file=file, width=200, highlight=False).print(table)
+    body = "\n".join(text.rstrip() for text in file.getvalue().strip("\n").splitlines())
+    return "\n".join([title(experiment), body, *notes]) + "\n"
+
+
+def as_markdown(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
+    names = header(experiment, lines)
+    several = len(names) > 6
+    marks = ["---", *(["---"] if several else []), *["---:"] * 5]
+    rows = [names, marks, *(words(line, several) for line in lines)]
+    body = ["| " + " | ".join(text.replace("*", "\\*") for text in row) + " |" for row in rows]
+    remarks = ["", *(f"- {note}".replace("*", "\\*") for note in notes)] if notes else []
+    return "\n".join([f"**{title(experiment)}**", "", *body, *remarks]) + "\n"
+
+
+def as_csv(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
+    """Numbers as they are; the notes are left to the other forms."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for line in lines:
+        cell = line.cell
+        numbers = (cell.paper, cell.paper_std, *line.last, *line.best)
+        writer.writerow(
+            [
+                *(experiment.name, cell.name, cell.row, cell.column),
+                *("" if number is None else round(number, 4) for number in numbers),
+                len(line.results),
+                "" if line.difference is None else round(line.difference, 4),
+                line.differs,
+            ]
+        )
+    return file.getvalue()
+
+
+CSV_COLUMNS = (
+    *("experiment", "cell", "row", "column", "paper", "paper_std"),
+    *("last", "last_std", "best", "best_std", "n", "difference", "differs"),
+)
+FORMATS = {"text": as_text, "markdown": as_markdown, "csv": as_csv}
+
+
+def title(experiment: Experiment) -> str:
+    where = experiment.where
+    return f"{experiment.title} ({where if where.startswith('not') else f'paper: {where}'})"

@@ -1,0 +1,492 @@
+"""The paper's experiments: what there is, cells that are trained once, tables, figures."""
+
+import csv
+import importlib.util
+import io
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from pseudoloss.cli import main, train_parser
+from pseudoloss.config import PRESETS, Settings, as_json, setting_types
+from pseudoloss.errors import BusyError, TrainingError
+from pseudoloss.experiments import cells, figures, tables
+from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, home
+from pseudoloss.runs import RunFolder
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+ALL = [(experiment, cell) for experiment in EXPERIMENTS.values() for cell in experiment.cells]
+
+# Presets and settings that the catalogue names and that are still to come.
+NOT_YET = re.compile(
+    r"cifar100-id40|cifar100-(inet|places)-.*|cnwl-.*|web-.*|"
+    r"pool|compare_metrics|trust_metric|trust_threshold"
+)
+
+
+def call(*words, capsys):
+    code = main(["experiments", *map(str, words)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def cell_named(name):
+    return next((e, c) for e, c in ALL if c.name == name)
+
+
+# --------------------------------------------------------------------------------- the catalogue
+
+
+def test_names_are_unique_and_can_be_folders():
+    for experiment in EXPERIMENTS.values():
+        names = [cell.name for cell in experiment.cells]
+        assert len(set(names)) == len(names)
+        places = {(cell.row, cell.column) for cell in experiment.cells}
+        assert len(places) == len(names)
+        for name in (experiment.name, *names):
+            assert re.fullmatch(r"[a-z0-9.-]+", name)
+
+
+@pytest.mark.parametrize(("experiment", "cell"), ALL, ids=lambda part: part.name)
+def test_presets_and_settings_exist(experiment, cell):
+    named = {cell.preset: PRESETS} | dict.fromkeys(cell.changes, setting_types())
+    named |= {"pool": setting_types()} if cell.pool else {}
+    missing = [name for name, known in named.items() if name not in known]
+    assert [name for name in missing if not NOT_YET.fullmatch(name)] == []
+    if missing:
+        pytest.skip(f"not there yet: {', '.join(missing)}")
+    # The command that --dry-run shows is one that train understands, and means the same.
+    [job] = cells.plan(experiment, Path("out"), {}, seeds=[7], only=[cell.name])
+    Settings(**(PRESETS[cell.preset] | job.changes))
+    args = train_parser(cell.preset).parse(shlex.split(job.command)[2:])
+    said = {name: value for name, value in vars(args).items() if name in setting_types()}
+    assert said == {"seed": 7, **job.changes}
+    assert (args.source, args.preset, args.resume) == (job.source, cell.preset, True)
+
+
+def test_as_many_cells_as_the_paper_has_numbers():
+    counts = {name: len(experiment.choose(None)) for name, experiment in EXPERIMENTS.items()}
+    assert counts == {
+        **{"id-noise": 4, "ood-noise": 8, "cnwl": 4, "web-fg": 3, "ablation": 18},
+        **{"mu": 6, "gamma": 6, "thresholds": 6, "selection": 4, "digits": 3},
+    }
+    for experiment, cell in ALL:
+        assert (cell.paper is None) == (experiment.name in ("selection", "digits"))
+    assert len(EXPERIMENTS["id-noise"].choose(["*"])) == 12
+
+
+def test_numbers_that_the_paper_prints_twice():
+    """Rows of the ablation stand in other tables too; the paper's full rows differ a little."""
+    paper = {(experiment.name, cell.name): cell.paper for experiment, cell in ALL}
+    assert paper["ablation", "inet-40-20-none"] == paper["ood-noise", "inet-40-20-mixup"]
+    assert paper["ablation", "cnwl-40-none"] == paper["cnwl", "cnwl-40-mixup"]
+    assert paper["thresholds", "pseudo-loss"] == paper["mu", "mu-0.2"]
+
+
+def test_what_tables_share_is_trained_once():
+    for experiment, name, where in [
+        ("mu", "mu-0.2", ("ablation", "id40-correct-cont-w")),
+        ("gamma", "gamma-2", ("ablation", "id40-correct-cont-w")),
+        ("thresholds", "pseudo-loss", ("ablation", "id40-correct-cont-w")),
+        ("ablation", "inet-40-20-correct-cont-w", ("ood-noise", "inet-40-20-pls")),
+        ("ablation", "cnwl-40-none", ("cnwl", "cnwl-40-mixup")),
+        ("mu", "mu-0.1", ("mu", "mu-0.1")),
+        ("selection", "id40-with", ("selection", "id40-with")),  # its metrics are its own
+    ]:
+        [cell] = EXPERIMENTS[experiment].choose([name])
+        assert home(EXPERIMENTS[experiment], cell) == where
+
+
+def test_list(capsys):
+    code, text, _ = call("list", capsys=capsys)
+    assert code == 0
+    assert all(f"\n  {name} " in text for name in (*EXPERIMENTS, *FIGURES))
+    _, text, _ = call("list", "thresholds", capsys=capsys)
+    assert "--trust-metric threshold --trust-threshold 0.98" in text
+    assert "paper 77.19" in text
+    code, text, _ = call(capsys=capsys)
+    assert (code, text.startswith("usage: pseudoloss experiments list|run|")) == (0, True)
+
+
+# -------------------------------------------------------------------------------------- the cells
+
+QUICK = ["--quiet", "--set", "epochs=2"]
+
+
+def states(out, capsys, *more):
+    _, text, _ = call("run", "digits", "--out", out, "--dry-run", *more, capsys=capsys)
+    lines = [line.split() for line in text.splitlines() if not line.startswith(" ")]
+    return {f"{name} {seed}": state for state, name, _, seed in lines}
+
+
+def test_dry_run_writes_nothing_and_shows_the_commands(tmp_path, capsys):
+    out = tmp_path / "my out"
+    words = ["run", "digits", "--out", out, "--dry-run", "--seeds", "1", "2", *QUICK]
+    code, text, _ = call(*words, "--set", "mixup=false", capsys=capsys)
+    assert (code, list(tmp_path.iterdir())) == (0, [])
+    assert text.splitlines()[2:4] == [
+        "free  digits-ce seed 1",
+        f"      pseudoloss train digits --out '{out}/digits/digits-ce/seed1' --preset digits-id40 "
+        "--seed 1 --resume --method ce --epochs 2 --no-mixup",
+    ]
+    assert text.count("free") == 6
+
+
+def test_finished_cells_are_passed_over(tmp_path, capsys):
+    words = ["run", "digits", "--out", tmp_path, "--only", "*-ce", "--seeds", "1", *QUICK]
+    code, text, _ = call(*words, capsys=capsys)
+    assert code == 0
+    assert "[1/1] digits-ce seed 1: begins in" in text
+    assert "[1/1] digits-ce seed 1: done, accuracy" in text
+    assert f"1 done\nNext: pseudoloss experiments table digits --out {tmp_path}\n" in text
+    run = tmp_path / "digits" / "digits-ce" / "seed1"
+    written = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    code, text, _ = call(*words, capsys=capsys)
+    assert code == 0
+    assert "[1/1] digits-ce seed 1: done already" in text
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == written
+    assert states(tmp_path, capsys, "--seeds", "1")["digits-ce 1"] == "done"
+    # A cell that was tried with other settings is not taken for the real one.
+    code, _, err = call(*words[:-3], capsys=capsys)
+    assert code == 2
+    assert "began with --epochs 2, not with --epochs 30; choose another --out" in err
+
+
+def test_a_busy_cell_is_passed_over(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "digits" / "digits-pls" / "seed1")
+    assert not folder.busy
+    with folder.lock():
+        assert folder.busy
+        with pytest.raises(BusyError), folder.lock():
+            pass
+        assert states(tmp_path, capsys, "--seeds", "1")["digits-pls 1"] == "busy"
+        words = ["run", "digits", "--out", tmp_path, "--only", "*pls", "--seeds", "1", *QUICK]
+        code, text, _ = call(*words, capsys=capsys)
+        assert code == 0
+        assert text.count("another process works on it") == 1
+        assert "\n1 busy\n" in text
+    assert not folder.busy
+    assert states(tmp_path, capsys, "--seeds", "1")["digits-pls 1"] == "free"
+
+
+def fake_training(outcomes, began=None):
+    """Stands for `train`: raises or finishes, as `outcomes` says of each method."""
+
+    def train(source, out, *, minutes, method="pls", **settings):
+        began.append((method, settings["seed"], minutes))
+        outcome = outcomes.get(method)
+        if isinstance(outcome, Exception):
+            outcomes.pop(method)
+            raise outcome
+        out.mkdir(parents=True)
+        (out / "summary.json").write_text("{}")
+        summary = {"accuracy": {"last": 1.0, "best": 2.0}}
+        return type("Run", (), {"summary": summary, "finished": outcome != "time is up"})()
+
+    return train
+
+
+def test_a_cell_that_fails_does_not_keep_others_from_it(tmp_path, capsys, monkeypatch):
+    began = []
+    fake = fake_training({"pls": TrainingError("the loss became nan")}, began)
+    monkeypatch.setattr(cells, "train", fake)
+    code, _, err = call("run", "digits", "--out", tmp_path, "--seeds", "1", "2", capsys=capsys)
+    assert code == 1
+    assert "digits-pls seed 1: the loss became nan" in err
+    assert [name[:2] for name in began] == [
+        (method, seed) for seed in (1, 2) for method in ("pls", "ce", "mixup")
+    ]
+
+
+def test_a_cell_that_another_process_took_in_between_comes_last(tmp_path, capsys, monkeypatch):
+    began = []
+    monkeypatch.setattr(cells, "train", fake_training({"pls": BusyError("taken")}, began))
+    code, text, _ = call("run", "digits", "--out", tmp_path, "--seeds", "1", capsys=capsys)
+    assert code == 0
+    assert [method for method, *_ in began] == ["pls", "ce", "mixup", "pls"]
+    assert "3 done" in text
+
+
+def test_minutes_end_the_whole_set(tmp_path, capsys, monkeypatch):
+    began = []
+    monkeypatch.setattr(cells, "train", fake_training({"ce": "time is up"}, began))
+    words = ["run", "digits", "--out", tmp_path, "--seeds", "1"]
+    code, text, _ = call(*words, "--minutes", "5", capsys=capsys)
+    assert code == 0
+    assert "[2/3] digits-ce seed 1: time is up; the same command goes on" in text
+    assert [method for method, *_ in began] == ["pls", "ce"]
+    assert all(0 < minutes <= 5 for *_, minutes in began)
+    # With little left, one cell is tried and no other one is begun.
+    began.clear()
+    code, text, _ = call(*words, "--seeds", "2", "--minutes", "0.2", capsys=capsys)
+    assert [method for method, *_ in began] == ["pls"]
+    assert "no time is left for it" in text
+
+
+def command(out, *more):
+    words = ["run", "digits", "--out", str(out), "--quiet", *more]
+    return [sys.executable, "-m", "pseudoloss", "experiments", *words]
+
+
+@pytest.mark.slow
+def test_two_processes_do_no_cell_twice(tmp_path):
+    words = command(tmp_path, "--seeds", "1", "2", "--set", "epochs=2")
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    texts = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], texts
+    done = [re.findall(r"\] (.*): done, accuracy", text) for text in texts]
+    assert sorted(done[0] + done[1]) == sorted(
+        f"digits-{method} seed {seed}" for method in ("pls", "ce", "mixup") for seed in (1, 2)
+    )
+    for metrics in tmp_path.rglob("metrics.jsonl"):
+        assert [json.loads(line)["epoch"] for line in metrics.open()] == [1, 2]
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_with(tmp_path, capsys):
+    more = ["--only", "*-pls", "--seeds", "1", "--set", "epochs=8"]
+    folder = RunFolder(tmp_path / "digits" / "digits-pls" / "seed1")
+    process = subprocess.Popen(command(tmp_path, *more), stdout=subprocess.DEVNULL)
+    while not folder.checkpoint.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    assert states(tmp_path, capsys, *more)["digits-pls 1"] == "busy"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not folder.finished
+    assert states(tmp_path, capsys, *more)["digits-pls 1"] == "begun"
+    text = subprocess.run(command(tmp_path, *more), check=True, capture_output=True, text=True)
+    assert "digits-pls seed 1: goes on in" in text.stdout
+    assert len(folder.metrics()) == 8
+    assert states(tmp_path, capsys, *more)["digits-pls 1"] == "done"
+
+
+# ------------------------------------------------------------------------------------- the tables
+
+
+def make_run(out, name, seed, last, best, **settings):
+    """A finished run folder, as far as a table looks."""
+    experiment, cell = cell_named(name)
+    path = cells.folder_of(out, experiment, cell, seed)
+    path.mkdir(parents=True)
+    values = PRESETS[cell.preset] | dict(cell.changes) | {"seed": seed} | settings
+    config = {"source": "x", "settings": as_json(Settings(**values)), "data": {"fingerprint": "x"}}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "summary.json").write_text(json.dumps({"accuracy": {"last": last, "best": best}}))
+    return path
+
+
+def make_file(folder, name, words, runs):
+    folder.mkdir(exist_ok=True)
+    runs = [{"seed": s, "accuracy": {"last": last, "best": best}} for s, last, best in runs]
+    line = f"python benchmarks/run.py {words} --work RUNS --out benchmarks/results/{name}"
+    content = {"command": line, "commit": "x", "runs": runs}
+    (folder / name).write_text(json.dumps(content))
+
+
+def table(*words, capsys):
+    code, text, err = call("table", *words, "--format", "csv", capsys=capsys)
+    assert (code, err) == (0, "")
+    return {row["cell"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def test_mean_deviation_and_difference(tmp_path, capsys):
+    for seed, last, best in [(1, 75.0, 76.0), (2, 76.0, 77.0), (4, 77.0, 78.5)]:
+        make_run(tmp_path, "id50-pls", seed, last, best)
+    row = table("id-noise", "--out", tmp_path, capsys=capsys)["id50-pls"]
+    wanted = {
+        **{"paper": 76.48, "paper_std": 0.25, "last": 76.0, "last_std": 1.0},
+        **{"best": 77.1667, "best_std": 1.2583, "n": 3, "difference": 0.6867},
+    }
+    assert {key: float(row[key]) for key in wanted} == wanted
+    _, text, _ = call("table", "id-noise", "--out", tmp_path, capsys=capsys)
+    cut = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    assert ["r_in = 0.0", "78.85 ± 0.21", "–", "–", "–", "–"] in cut
+    ours = ["r_in = 0.5", "76.48 ± 0.25", "76.00 ± 1.00", "77.17 ± 1.26", "3", "+0.69"]
+    assert ours in cut
+    assert f"id50-pls: seeds 1 2 4 of {tmp_path}/id-noise/id50-pls" in text
+    _, text, _ = call("table", "id-noise", "--out", tmp_path, "--seeds", "1", capsys=capsys)
+    assert "76.48 ± 0.25        75.00        76.00   1          -0.48" in text
+    file = tmp_path / "table.md"
+    words = ["--only", "id50-*", "--format", "markdown", "--file", file]
+    code, text, _ = call("table", "id-noise", "--out", tmp_path, *words, capsys=capsys)
+    assert (code, text) == (0, "")
+    assert "| r_in = 0.5 | PLS | 76.48 ± 0.25 | 76.00 ± 1.00 | 77.17 ± 1.26 | 3 | +0.69 |\n" in (
+        file.read_text()
+    )
+    assert "| r_in = 0.5 | cross-entropy | 46.59 | – | – | – | – |\n" in file.read_text()
+
+
+def test_trials_and_unfinished_runs_are_told_of(tmp_path, capsys):
+    make_run(tmp_path, "id20-pls", 1, 9, 10, epochs=2, device="cpu")
+    (make_run(tmp_path, "id20-pls", 2, 80, 80) / "summary.json").unlink()
+    (make_run(tmp_path, "id20-pls", 3, 80, 80) / "config.json").write_text("{")
+    rows = table("id-noise", "--out", tmp_path, capsys=capsys)
+    assert rows["id20-pls"]["n"] == "1"
+    assert rows["id20-pls"]["differs"] == "--epochs 2 (not --epochs 200)"
+    _, text, _ = call("table", "id-noise", "--out", tmp_path, capsys=capsys)
+    assert "r_in = 0.2*" in text
+    assert "* id20-pls was not trained as its preset says: --epochs 2 (not --epochs 200)" in text
+    assert "id20-pls: seed 2 is not finished" in text
+    assert "id20-pls: seed 3 is left out, its folder is damaged" in text
+
+
+def test_files_belong_to_cells_by_preset_and_flags(tmp_path, capsys):
+    results = tmp_path / "results"
+    for name, flags, best in [
+        ("a.json", "", 76.0),
+        ("b.json", "-- --method ce --device cuda", 46.0),
+        ("c.json", "-- --method=mixup", 61.0),
+        ("d.json", "-- --epochs 2", 1.0),  # no cell
+        ("e.json", "-- --no-contrast", 2.0),  # no cell
+        ("f.json", "-- --gamma 2.0 --contrast --method pls", 77.0),  # as the preset says
+    ]:
+        make_file(results, name, "cifar100:DIR --preset cifar100-id50", [(1, best, best)])
+        content = json.loads((results / name).read_text())
+        content["command"] += f" {flags}"
+        if name == "f.json":
+            content["runs"][0]["seed"] = 2
+        (results / name).write_text(json.dumps(content))
+    make_file(results, "g.json", "digits --preset cifar100-id50", [(5, 3.0, 3.0)])  # another set
+    make_file(results, "h.json", "cifar100:DIR --preset cifar100-id50", [(1, 4.0, 4.0)])  # again
+    (results / "damaged.json").write_text("{")
+    (results / "other.json").write_text('{"command": "python benchmarks/growth.py", "rows": []}')
+    words = ["id-noise", "--results", results, "--only", "*"]
+    rows = table(*words, capsys=capsys)
+    found = {name: (row["best"], row["n"]) for name, row in rows.items() if row["n"] != "0"}
+    wanted = {"id50-pls": ("76.5", "2"), "id50-ce": ("46.0", "1"), "id50-mixup": ("61.0", "1")}
+    assert found == wanted
+    _, text, _ = call("table", *words, capsys=capsys)
+    assert "id50-pls: seed 1 of h.json is left out, it is in a.json" in text
+    # A run folder goes before a file.
+    make_run(tmp_path, "id50-pls", 1, 70, 71)
+    rows = table(*words, "--out", tmp_path, capsys=capsys)
+    assert (rows["id50-pls"]["best"], rows["id50-pls"]["n"]) == ("74.0", "2")
+
+
+def test_the_committed_results(capsys, monkeypatch):
+    """As a newcomer calls it, in the folder of the repository."""
+    monkeypatch.chdir(RESULTS.parent.parent)
+    rows = table("id-noise", capsys=capsys)
+    assert list(rows) == ["id0-pls", "id20-pls", "id50-pls", "id80-pls"]
+    runs = json.loads((RESULTS / "cifar100-id50-h200.json").read_text())["runs"]
+    best = mean(run["accuracy"]["best"] for run in runs)
+    assert int(rows["id50-pls"]["n"]) == len(runs)
+    assert float(rows["id50-pls"]["difference"]) == pytest.approx(best - 76.48, abs=1e-4)
+    rows = table("digits", capsys=capsys)
+    assert (rows["digits-pls"]["n"], rows["digits-ce"]["n"]) == ("3", "3")
+
+
+def test_every_form_has_a_line_for_every_cell(tmp_path):
+    for experiment in EXPERIMENTS.values():
+        lines, notes = tables.collect(experiment, experiment.cells, tmp_path, None)
+        assert notes == []
+        for form in tables.FORMATS.values():
+            text = form(experiment, lines, notes)
+            assert all(line == line.rstrip() for line in text.splitlines())
+            for row in {cell.row for cell in experiment.cells}:
+                assert len(re.findall(re.escape(row) + r"(?=\s|,|\"| \|)", text)) >= 1
+
+
+# ------------------------------------------------------------------------------------ the figures
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"
+)
+
+
+def make_metrics(out, name, seed, epochs=6):
+    """The metrics of a run with --compare-metrics; nothing in its first two epochs."""
+    path = cells.folder_of(out, *cell_named(name), seed)
+    path.mkdir(parents=True)
+    counts = {"right": [9, 4, 1, 0], "wrong": [0, 1, 3, 2], "edges": [0.0, 1.0, 2.0, 3.0, 4.0]}
+    modes = {"means": [0.5, 2.9], "variances": [0.2, 0.4], "weights": [0.7, 0.3]}
+    lines = []
+    for epoch in range(1, epochs + 1):
+        up = 0.5 + epoch / 20 + seed / 100
+        known = {
+            "metrics": {
+                "noise": {"loss": up, "agreement": up, "disagreement": up, "kl": None},
+                "guesses": {"pseudo-loss": up, "confidence": up - 0.1, "entropy": up - 0.2},
+            },
+            "bias": {"trusted": 1 - up, "fitted": 1.1 - up},
+            "pseudo_loss": {"histogram": counts, "modes": modes if epoch > 3 else None},
+        }
+        line = {"epoch": epoch, "accuracy": 100 * up}
+        lines.append(line | (known if epoch > 2 else dict.fromkeys(known)))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_drawn(name, tmp_path, capsys):
+    for cell in ("id40-with", "id40-without", "cnwl-40-with", "cnwl-40-without"):
+        for seed in (1, 2):
+            make_metrics(tmp_path, cell, seed, epochs=5 + seed)
+    for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
+        file = tmp_path / "drawn" / f"{name}{ending}"
+        code, text, err = call("figure", name, "--out", tmp_path, "--file", file, capsys=capsys)
+        assert (code, text, err) == (0, f"written: {file}\n", "")
+        assert file.read_bytes().startswith(start)
+    drawn = file.read_text()
+    words = {
+        "noise-retrieval": ["small loss", "KL divergence", "with selection", "CNWL 40%"],
+        "guess-retrieval": ["entropy", "epoch 4, seed 1", "epoch 6, seed 1", "low mode"],
+        "accuracy": ["without selection", "test accuracy (%)", "CIFAR-100, r_in = 0.4"],
+        "bias": ["wrong guess, and it is trusted", "share of the images found noisy"],
+    }
+    for word in words[name]:
+        assert f">{word}<" in drawn
+    call("figure", name, "--out", tmp_path, "--file", file, capsys=capsys)
+    assert file.read_text() == drawn
+
+
+@needs_matplotlib
+def test_figures_of_what_there_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("figure", "accuracy", capsys=capsys)
+    assert code == 2
+    assert "experiments: has no runs to draw; train them: pseudoloss experiments run sel" in err
+    make_metrics(Path("experiments"), "digits-with", 1, epochs=3)
+    assert call("figure", "accuracy", capsys=capsys)[0] == 0
+    assert Path("accuracy.svg").exists()
+    assert call("figure", "guess-retrieval", "--epochs", 3, 3, capsys=capsys)[0] == 0
+    _, _, err = call("figure", "guess-retrieval", "--epochs", 1, 3, capsys=capsys)
+    assert "--epochs 1: has no histogram" in err
+    _, _, err = call("figure", "bias", "--epochs", 1, 3, capsys=capsys)
+    assert "--epochs is for guess-retrieval" in err
+    # A run without --compare-metrics has an accuracy and nothing else.
+    metrics = Path("experiments/selection/digits-with/seed1/metrics.jsonl")
+    metrics.write_text('{"epoch": 1, "accuracy": 3.0}\n')
+    assert call("figure", "accuracy", capsys=capsys)[0] == 0
+    for name in ("bias", "noise-retrieval", "guess-retrieval"):
+        code, _, err = call("figure", name, capsys=capsys)
+        assert (code, "was it trained with --compare-metrics?" in err) == (2, True)
+
+
+def test_every_figure_can_be_drawn():
+    assert figures.DRAWINGS.keys() == FIGURES.keys()
+
+
+def test_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = call("figure", "bias", "--out", tmp_path, capsys=capsys)
+    assert code == 2
+    assert "figures need matplotlib: pip install matplotlib, or pseudoloss[figures]" in err
+
+
+def test_the_area_of_a_mode_is_its_weight():
+    step = 0.001
+    xs = [step * n for n in range(-4000, 6000)]
+    assert sum(figures.normal(x, 0.5, 0.3, 0.7) for x in xs) * step == pytest.approx(0.7)
