@@ -417,7 +417,7 @@ def make_metrics(out, name, seed, epochs=6):
         up = 0.5 + epoch / 20 + seed / 100
         known = {
             "metrics": {
-                "noise": {"loss": up, "agreement": up, "disagreement": up, "kl": None},
+                "noise": {"loss": up, "agreement": up, "disagreement": None, "kl": up - 0.1},
                 "guesses": {"pseudo-loss": up, "confidence": up - 0.1, "entropy": up - 0.2},
             },
             "bias": {"trusted": 1 - up, "fitted": 1.1 - up},
@@ -448,6 +448,7 @@ def test_figures_are_drawn(name, tmp_path, capsys):
     }
     for word in words[name]:
         assert f">{word}<" in drawn
+    assert "neighbour disagreement" not in drawn  # it has no values
     call("figure", name, "--out", tmp_path, "--file", file, capsys=capsys)
     assert file.read_text() == drawn
 

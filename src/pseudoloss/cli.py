@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -240,7 +241,8 @@ def experiments_run(words: list[str]) -> None:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
-    print(f"Next: pseudoloss experiments table {experiment.name} --out {args.out}")
+    place = shlex.quote(str(args.out))
+    print(f"Next: pseudoloss experiments table {experiment.name} --out {place}")
 
 
 def experiments_table(words: list[str]) -> None:

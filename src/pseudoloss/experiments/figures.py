@@ -168,14 +168,15 @@ def panels(runs: list[Runs], what: Sequence[tuple[str, str, str]], unit: str) ->
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+    several = len(what) > 1
     having = [one for one in runs if any(series(one, place)[0] for place, *_ in what)]
     if not having:
         raise InputError(
             f"no run under way or done has {what[0][0]} in its metrics.jsonl; "
             "was it trained with --compare-metrics?"
         )
+    what = [part for part in what if any(series(one, part[0])[0] for one in having)]
     rows = list(dict.fromkeys(one.cell.row for one in having))
-    several = len(what) > 1
     figure = Figure(figsize=(1.2 + 3.9 * len(rows), 3.4), layout="constrained")
     axes = figure.subplots(1, len(rows), squeeze=False)[0]
     for axis, row in zip(axes, rows, strict=True):
