@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import make_images
-from pseudoloss.data import arrays, cifar, open_source, to_pixels
+from pseudoloss.data import OUT, arrays, cifar, open_source, to_pixels
 from pseudoloss.data.images import channel_statistics
 from pseudoloss.errors import InputError
 
@@ -147,6 +147,16 @@ def test_bad_labels_are_named(changes, message):
     with pytest.raises(InputError, match=message) as error:
         arrays(given.pop("images"), given.pop("labels"), **given)
     assert "\n" not in str(error.value)
+
+
+def test_the_truth_may_be_that_no_class_is_right():
+    for labels, truth in (
+        ([7, 3, 7, 3], [7, -1, 3, -1]),
+        ([1, 0, 1, 0], np.array([1, -1, 0, -1.0])),
+    ):
+        train = arrays(np.zeros((4, 8, 8), np.uint8), labels, true_labels=truth).train
+        assert train.true_N.tolist() == [1, OUT, 0, OUT]
+        assert train.noise == {"in": 0.25, "out": 0.5}
 
 
 @pytest.mark.parametrize(

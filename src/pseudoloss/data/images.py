@@ -126,7 +126,8 @@ def arrays(
         test_images: images of the same size, for measuring accuracy.
         test_labels: their true labels.
         classes: names of the classes.
-        true_labels: the right labels of `images`, where an experiment knows them.
+        true_labels: the right labels of `images`, where an experiment knows them; -1 where an
+            image belongs to no class.
         paths: a name for each image, for the label table.
         name: what errors and outputs call this source.
     """
@@ -146,8 +147,9 @@ def arrays(
 
     true_N = None
     if true_labels is not None:
-        true = _label_array(true_labels, len(pixels), f"{name}: true labels")
-        true_N = index(true, "true labels")
+        true, is_out = _without_out(true_labels, given)
+        true_N = index(_label_array(true, len(pixels), f"{name}: true labels"), "true labels")
+        true_N[torch.from_numpy(is_out)] = OUT
     if paths is not None and len(paths) != len(pixels):
         raise InputError(f"{name}: {len(paths)} paths for {len(pixels)} images")
     train = ImageSet(
@@ -271,6 +273,17 @@ def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
         row = int(np.flatnonzero(array < 0)[0])
         raise InputError(f"{where}: {array[row]} in row {row} is out of range (below 0)")
     return array
+
+
+def _without_out(true_labels: Any, given: np.ndarray) -> tuple[Any, np.ndarray]:
+    """True labels with any other label where they say OUT, and where that is."""
+    try:
+        true = np.asarray(true_labels)
+    except (TypeError, ValueError):  # what comes next says what is wrong with it
+        return true_labels, np.zeros(len(given), dtype=bool)
+    if true.shape != given.shape or true.dtype.kind not in "if" or given.dtype.kind == "U":
+        return true_labels, np.zeros(len(given), dtype=bool)
+    return np.where(true == OUT, given, true), true == OUT
 
 
 def _to_index(labels: np.ndarray, values: np.ndarray, where: str) -> Tensor:
