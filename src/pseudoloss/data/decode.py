@@ -47,9 +47,9 @@ def centre(side: int) -> Fit:
     """The shorter side brought to `side`, and the square in the centre; bilinear (row 21)."""
 
     def fit(image: Image.Image) -> Image.Image:
-        scale = side / min(image.size)
-        width, height = (max(side, round(scale * length)) for length in image.size)
-        left, top = (width - side) // 2, (height - side) // 2
+        shorter = min(image.size)
+        width, height = (side * length // shorter for length in image.size)
+        left, top = round((width - side) / 2), round((height - side) / 2)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
         return image.crop((left, top, left + side, top + side))
 
