@@ -132,7 +132,7 @@ def ready(session: Session) -> None:
     """A step needs the numbers of an epoch; here always those of its first step."""
     session.network.train()
     session.step.zero_()
-    for _ in zip(session.pixels.batches(session.order_SB), range(1), strict=False):
+    for _ in zip(range(1), session.pixels.batches(session.order_SB), strict=False):
         pass
 
 

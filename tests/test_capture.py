@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pseudoloss import capture as module
-from pseudoloss.capture import PLAIN_CALLS, capture, compiled, load_compilers
+from pseudoloss.capture import PLAIN_CALLS, capture, compiled, first_try, load_compilers
 
 
 @pytest.fixture
@@ -20,13 +20,17 @@ def log(monkeypatch):
             log.append("replay")
 
     @contextmanager
-    def graph(recorded):
+    def graph(recorded, stream):
         log.append("record")
         yield
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    monkeypatch.setattr(module, "_beside", lambda call: call())
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "before")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: log.append(f"back to {stream}"))
+    monkeypatch.setattr(module, "_beside", lambda call, stream: call())
+    monkeypatch.setattr(module, "_broken", [])
     return log
 
 
@@ -58,31 +62,59 @@ def test_a_call_that_cannot_be_recorded_says_so_once_and_goes_on(log):
     captured = capture(call, said.append)
     for _ in range(PLAIN_CALLS + 3):
         captured()
-    assert log == [*["call"] * PLAIN_CALLS, "record", "refused", *["call"] * 3]
+    refused = ["record", "refused", "back to before"]
+    assert log == [*["call"] * PLAIN_CALLS, *refused, *["call"] * 3]
     assert said == ["not while capturing"]
+    log.clear()
+    other = capture(call, said.append)  # after a failure nothing else is recorded
+    for _ in range(PLAIN_CALLS + 2):
+        other()
+    assert log == ["call"] * (PLAIN_CALLS + 2)
 
 
-def test_what_cannot_be_compiled_says_so_once_and_goes_on(monkeypatch):
-    said = []
+def test_what_fails_at_first_says_so_once_and_is_plain_from_then_on():
+    said, calls = [], []
 
-    def broken(function, **options):
-        def call(*args):
-            raise ValueError("no compiler\nand a long story")
+    def fast():
+        calls.append("fast")
+        raise ValueError("no compiler\nand a long story")
 
-        return call
-
-    monkeypatch.setattr(torch, "compile", broken)
-    double = compiled(lambda x: 2 * x, said.append)
-    assert [double(3), double(4)] == [6, 8]
+    call = first_try(fast, lambda: calls.append("plain"), said.append)
+    for _ in range(3):
+        call()
+    assert calls == ["fast", "plain", "plain", "plain"]
     assert said == ["no compiler"]
 
 
-def test_a_later_error_of_what_was_compiled_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    inverse = compiled(lambda x: 1 / x, pytest.fail)
-    assert inverse(2) == 0.5
-    with pytest.raises(ZeroDivisionError):
-        inverse(0)
+def test_what_works_at_first_may_fail_later():
+    results = iter([1, ValueError("later")])
+
+    def fast():
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    call = first_try(fast, pytest.fail, pytest.fail)
+    assert call() == 1
+    with pytest.raises(ValueError, match="later"):
+        call()
+
+
+def test_a_full_device_is_no_reason_to_be_plain():
+    def fast():
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        first_try(fast, pytest.fail, pytest.fail)()
+
+
+def test_compiling_is_for_one_set_of_shapes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options))
+    compiled(abs)
+    compiled(abs, whole=False)
+    assert asked == [{"dynamic": False, "fullgraph": True}, {}]
 
 
 def test_compilers_are_loaded_beside(monkeypatch):

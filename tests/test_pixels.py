@@ -58,7 +58,7 @@ def test_images_go_where_there_is_room(monkeypatch):
 
 def test_room_is_a_share_of_what_is_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
-    assert room_for_images(torch.device("cuda")) == 500
+    assert room_for_images(torch.device("cuda")) == 400
 
 
 def test_where_images_lie_changes_nothing(tiny_source, tiny_settings):

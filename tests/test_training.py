@@ -1,9 +1,11 @@
 """Whole runs, small: what is written, in which order things happen, what is noticed."""
 
 import dataclasses
+import gc
 import itertools
 import json
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -606,3 +608,46 @@ def test_views_that_are_the_same_cannot_be_compared(tiny_source, tiny_settings):
         pl.train(tiny_source, noise_metric="kl", **settings)
     run = pl.train(tiny_source, compare_metrics=True, **settings)
     assert run.metrics["metrics"].iloc[-1]["noise"]["kl"] is None
+
+
+def test_a_run_lets_go_of_its_session(tiny_source, tiny_settings, monkeypatch):
+    """Or captured calls would keep its images and graphs on the device for a while."""
+    alive = []
+    whole = Session.__init__
+
+    def remember(self, *arguments):
+        whole(self, *arguments)
+        alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(Session, "__init__", remember)
+    gc.disable()
+    try:
+        run = pl.train(tiny_source, quiet=True, **tiny_settings)
+    finally:
+        gc.enable()
+    assert [reference() for reference in alive] == [None]
+    assert not run.model.network.training
+
+
+def test_a_step_that_cannot_be_compiled_is_a_plain_one(tiny_source, tiny_settings, monkeypatch):
+    """And is said to be, once; the result is that of plain calls."""
+    said = []
+
+    class Told(Silent):
+        def notice(self, text):
+            said.append(text)
+
+    def broken(function, whole=True):
+        def call(*arguments):
+            raise RuntimeError("no compiler here\nand a long story")
+
+        return call
+
+    plain = Session(tiny_source, Settings(**tiny_settings), Silent())
+    other = Session(tiny_source, Settings(**tiny_settings), Told())
+    monkeypatch.setattr(session_module, "compiled", broken)
+    monkeypatch.setattr(other, "_captured", lambda call, what: call)
+    other.accelerate = "auto"
+    other.warm_up_step = other._step(other.method.warm_up)
+    assert plain.train_epoch(0) == other.train_epoch(0)
+    assert said == ["the step could not be compiled and runs slower (no compiler here)"]

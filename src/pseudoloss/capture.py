@@ -8,7 +8,7 @@ read nothing back, and take all that changes from tensors that are filled in pla
 import importlib
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -23,30 +23,42 @@ Call = Callable[[], Result]
 Failed = Callable[[str], None]  # is told why
 
 
-def compiled(function: Function, on_failure: Failed) -> Function:
-    """A function that computes what `function` does, in fewer kernels.
-
-    Where compiling fails, which shows in the first call, `on_failure` is told why, and plain calls
-    go on.
-    """
+def compiled(function: Function, whole: bool = True) -> Function:
+    """A function that computes what `function` does, in fewer kernels. `whole`: as one graph, for
+    one set of shapes."""
     keep_compiled_kernels()
-    chosen: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True)
-    proven = False
+    options: dict[str, Any] = {"dynamic": False, "fullgraph": True} if whole else {}
+    return torch.compile(function, **options)  # type: ignore[return-value]
 
-    def call(*args: Any) -> Any:
-        nonlocal chosen, proven
-        if proven:
-            return chosen(*args)
+
+def first_try(fast: Call[Result], plain: Call[Result], on_failure: Failed) -> Call[Result]:
+    """`fast`, unless its first call fails: then `on_failure` is told why, and `plain` from now on.
+
+    Whether something can be compiled shows in the first call. The compilers raise many kinds.
+    """
+    chosen: Call[Result] | None = None
+
+    def call() -> Result:
+        nonlocal chosen
+        if chosen is not None:
+            return chosen()
         try:
-            result = chosen(*args)
-        except Exception as error:  # the compilers raise many kinds
+            result = fast()
+            chosen = fast
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
             on_failure(_first_line(error))
-            chosen = function
-            result = chosen(*args)
-        proven = True
+            chosen = plain
+            result = plain()
         return result
 
-    return call  # type: ignore[return-value]
+    return call
+
+
+def using(device: torch.device) -> AbstractContextManager[Any]:
+    """Have streams, graphs and kernels on this GPU, where there are several."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def load_compilers() -> Callable[[], None]:
@@ -65,7 +77,11 @@ def load_compilers() -> Callable[[], None]:
 
 def keep_compiled_kernels() -> None:
     """Have compiled kernels kept between runs, in the user's cache folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pseudoloss"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = (Path(cache) if cache else Path.home() / ".cache") / "pseudoloss"
+    except RuntimeError:  # nobody's home: the compilers have places of their own
+        return
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
@@ -80,29 +96,37 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
     calls = 0
     graph: torch.cuda.CUDAGraph | None = None
     result: Result
+    stream: torch.cuda.Stream | None = None
 
     def replay() -> Result:
-        nonlocal calls, graph, result
+        nonlocal calls, graph, result, stream
         calls += 1
-        if calls == PLAIN_CALLS + 1:
+        stream = stream or torch.cuda.Stream()
+        if calls == PLAIN_CALLS + 1 and not _broken:
             graph = torch.cuda.CUDAGraph()
+            before = torch.cuda.current_stream()
             try:
-                with torch.cuda.graph(graph):
+                with torch.cuda.graph(graph, stream=stream):
                     result = call()
             except RuntimeError as error:
+                # A recording that fails leaves torch in a state in which no other succeeds.
+                torch.cuda.set_stream(before)
+                _broken.append(_first_line(error))
                 on_failure(_first_line(error))
                 graph = None
         if graph is None:
-            return _beside(call)
+            return _beside(call, stream)
         graph.replay()
         return result
 
     return replay
 
 
-def _beside(call: Call[Result]) -> Result:
-    """A plain call on a stream of its own, as recording wants its predecessors to be."""
-    stream = torch.cuda.Stream()
+_broken: list[str] = []
+
+
+def _beside(call: Call[Result], stream: torch.cuda.Stream) -> Result:
+    """A plain call on another stream, as recording wants its predecessors to be."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         result = call()

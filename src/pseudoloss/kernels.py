@@ -264,6 +264,8 @@ def norm_relu(
     norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x + skip, the ReLU of its norm, and the statistics (mean, 1/σ) of each group, in training."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    skip = skip if skip is None else skip.contiguous(memory_format=torch.channels_last)
     G, M, C = _table(x, groups)
     R, BC = _tile(C)
     blocks = triton.cdiv(C, BC)
@@ -293,6 +295,7 @@ def norm_relu_running(
     G, M, C = _table(x, 1)
     R, BC = _tile(C)
     x = x.contiguous(memory_format=torch.channels_last)
+    skip = skip if skip is None else skip.contiguous(memory_format=torch.channels_last)
     total = torch.empty_like(x) if keep and skip is not None else x
     out = torch.empty_like(x)
     _apply[(triton.cdiv(M, R), triton.cdiv(C, BC), G)](
@@ -335,6 +338,7 @@ def norm_relu_gradient(
 
 def every_second(x: Tensor) -> Tensor:
     """x[:, :, ::2, ::2], in memory of its own."""
+    x = x.contiguous(memory_format=torch.channels_last)
     B, C, height, width = x.shape
     shape = (B, C, (height + 1) // 2, (width + 1) // 2)
     small = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss import networks
+from pseudoloss.capture import using
 from pseudoloss.data import to_pixels
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
@@ -52,8 +53,10 @@ class Model:
         if pixels.shape[1:] != wanted:
             shapes = [f"{c} channels, {h}×{w} pixels" for c, h, w in (pixels.shape[1:], wanted)]
             raise InputError(f"images of {shapes[0]}: the model was trained on {shapes[1]}")
-        there = place(pixels, self.views.mean_C.device, "host")
-        logits = [part.cpu().double() for part in predict(self.network, self.views, there)]
+        device = self.views.mean_C.device
+        with using(device):
+            there = place(pixels, device, "host")
+            logits = [part.cpu().double() for part in predict(self.network, self.views, there)]
         return np.asarray(torch.cat(logits).softmax(1))
 
     def predict(self, images: Any) -> np.ndarray:

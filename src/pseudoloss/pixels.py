@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 SLOTS = 3  # batches on their way to the device
-MOST_OF_THE_DEVICE = 0.5  # share of its free memory that images may take; the rest is for training
+MOST_OF_THE_DEVICE = 0.4  # share of its free memory that images may take; the rest is for training
 
 
 class Resident:
@@ -88,6 +88,8 @@ class _Way:
 
     def carry(self, images_NCHW: Tensor, places: Sequence[Tensor | slice]) -> Iterator[Tensor]:
         """The images at one place after another, each until the next is asked for."""
+        if self.on_cuda:  # the slots may lie where something else was until now
+            self.stream.wait_stream(torch.cuda.current_stream())
         for i in range(1 - SLOTS, len(places)):
             ahead = i + SLOTS - 1
             if ahead < len(places):

@@ -8,13 +8,14 @@ import time
 import zlib
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pseudoloss import methods, metrics, networks
-from pseudoloss.capture import Call, Failed, Result, capture, compiled
+from pseudoloss.capture import Call, Failed, Result, capture, compiled, first_try
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet
 from pseudoloss.errors import InputError
@@ -200,12 +201,8 @@ class Session:
 
     def _step(self, part: Part) -> Call[None]:
         """One update of the network, of fixed shapes and without a read-back to the host."""
-        show, loss_of = part.show, part.loss
-        if self.accelerate in ("auto", "full"):
-            failed = self._failed("step could not be compiled")
-            show, loss_of = compiled(show, failed), compiled(loss_of, failed)
 
-        def step() -> None:
+        def step(show: Any, loss_of: Any) -> None:
             batch = self._batch()
             seen = see(self.network, show(self.views, batch), part.guess_in_eval)
             self.optimiser.zero_grad(set_to_none=True)
@@ -215,7 +212,16 @@ class Session:
             self.loss_sum += loss.detach()
             self.step += 1
 
-        return self._captured(step, "step")
+        def be_plain(reason: str) -> None:
+            self._plain_network()
+            self._failed("step could not be compiled")(reason)
+
+        plain = partial(step, part.show, part.loss)
+        call: Call[None] = plain
+        if self.accelerate in ("auto", "full"):
+            fast = partial(step, compiled(part.show), compiled(part.loss))
+            call = first_try(fast, plain, be_plain)
+        return self._captured(call, "step")
 
     def _room_for_weak_draws(self) -> Tensor:
         """Random numbers for the weak views of a tracking pass, where it looks at any."""
@@ -290,9 +296,30 @@ class Session:
         """Our own networks compute by fused kernels; others can be compiled, each by itself."""
         if self.accelerate not in ("auto", "full"):
             return
-        self.network.fused = self.settings.network in networks.OWN and has_triton()
-        if self.accelerate == "full" and not self.network.fused:
-            self.network.backbone.compile(dynamic=False)
+        torch.compiler.reset()  # torch compiles a function only so often in one process
+        own = self.settings.network in networks.OWN
+        self.network.fused = own and can_fuse(self.device)
+        if self.accelerate == "full" and not own:
+            backbone = self.network.backbone
+            backbone.forward = compiled(backbone.forward, whole=False)
+
+    def _plain_network(self) -> None:
+        self.network.fused = False
+        vars(self.network.backbone).pop("forward", None)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all but the network, which is as it was built, and of what a captured call
+        holds on the device."""
+        self._plain_network()
+        self.network.eval()
+        self.optimiser.zero_grad(set_to_none=True)
+        vars(self).clear()
 
     def _place(self, images: ImageSet, what: str) -> Resident:
         pixels = place(images.images_NCHW, self.device, self.settings.images)
@@ -408,8 +435,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+def can_fuse(device: torch.device) -> bool:
+    """Whether our kernels run there: with Triton, on an NVIDIA GPU that computes in bf16."""
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and torch.backends.cudnn.enabled
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

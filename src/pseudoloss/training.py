@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss import checkpoint, evaluate, health, wording
-from pseudoloss.capture import load_compilers
+from pseudoloss.capture import load_compilers, using
 from pseudoloss.config import Settings, request
 from pseudoloss.data import Source, absolute, corrupt, open_source
 from pseudoloss.errors import BusyError, InputError, TrainingError
@@ -23,7 +23,7 @@ from pseudoloss.files import as_path, write_json
 from pseudoloss.labels import label_table, write_labels
 from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Run, RunFolder, load
-from pseudoloss.session import Session, learning_rate
+from pseudoloss.session import Session, choose_device, learning_rate
 from pseudoloss.tracking import NOISE_METRICS, Stages
 from pseudoloss.writer import Writer
 
@@ -84,12 +84,18 @@ def train(
         )
     wait_for_compilers()
     teller: Teller = Silent() if quiet else Terminal()
-    with teller, private_chance(), memory_errors(chosen):
+    if folder and folder.checkpoint.exists():  # its weights take the place of published ones
+        chosen = replace(chosen, pretrained=False)
+    device = choose_device(chosen.device)
+    with (
+        teller,
+        using(device),
+        private_chance(),
+        memory_errors(chosen),
+        Session(data, chosen, teller) as session,
+    ):
         if folder is None:
-            return fit(Session(data, chosen, teller), None, started, minutes)
-        if folder.checkpoint.exists():  # its weights take the place of published ones
-            chosen = replace(chosen, pretrained=False)
-        session = Session(data, chosen, teller)
+            return fit(session, None, started, minutes)
         with folder.lock():
             if folder.recorded() != recorded:
                 raise BusyError(f"--out {folder.path}: another process has begun a run here")
@@ -369,11 +375,13 @@ def memory_errors(settings: Settings) -> Iterator[None]:
 @contextmanager
 def private_chance() -> Iterator[None]:
     """Leave torch's global random state and settings as they were."""
-    benchmark, threads = torch.backends.cudnn.benchmark, torch.get_num_threads()
-    torch.backends.cudnn.benchmark = True  # shapes are fixed, so searching for algorithms pays
+    cudnn, threads = torch.backends.cudnn, torch.get_num_threads()
+    benchmark, tf32 = cudnn.benchmark, cudnn.allow_tf32
+    cudnn.benchmark = True  # shapes are fixed, so searching for algorithms pays
+    cudnn.allow_tf32 = False  # float32 means float32
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
-        torch.backends.cudnn.benchmark = benchmark
+        cudnn.benchmark, cudnn.allow_tf32 = benchmark, tf32
         torch.set_num_threads(threads)
