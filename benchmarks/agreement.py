@@ -27,6 +27,8 @@ from torch import Tensor
 
 import machine
 from pseudoloss import checkpoint
+from pseudoloss import session as session_module
+from pseudoloss.capture import PLAIN_CALLS
 from pseudoloss.config import Settings, request
 from pseudoloss.data import Data, ImageSet, corrupt, open_source
 from pseudoloss.progress import Silent
@@ -47,6 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper's forms": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
 }
 STEPS = (1, 5, 20, 40)  # in the warm-up, and again afterwards
+BLOCK = 16  # steps whose random numbers are drawn at once: several times in STEPS
 
 
 class Told(Silent):
@@ -60,10 +63,12 @@ class Told(Silent):
 
 
 class Phase(NamedTuple):
-    """Warm-up or what follows: the state it began with, and the weights after each of STEPS."""
+    """Warm-up or what follows: the state it began with, the weights after each of STEPS, and what
+    the tracking pass found in the end."""
 
     start: dict[str, Tensor]
     weights: list[Tensor]
+    losses_N: Tensor
 
 
 def run(
@@ -83,14 +88,18 @@ def run(
                     tensor.copy_(like[epoch].start[name])
             if nudge:
                 torch._foreach_mul_(parameters(session), 1 + torch.finfo(torch.float32).eps)
-            phase = Phase({name: tensor.clone() for name, tensor in state.items()}, [])
-            begin_epoch(session, epoch)
-            for i in range(1, max(STEPS) + 1):
+            start = {name: tensor.clone() for name, tensor in state.items()}
+            phase = Phase(start, [], torch.empty(0))
+            chance = begin_epoch(session, epoch)
+            for i in range(max(STEPS)):
+                if i % BLOCK == 0:
+                    session._draw(chance)
                 step()
-                if i in STEPS:
+                if i + 1 in STEPS:
                     phase.weights.append(flat(parameters(session)))
-            session.track(epoch)
-            phases.append(phase)
+            for _ in range(PLAIN_CALLS + 2):  # so often that the last one is a replay
+                session.track(epoch)
+            phases.append(phase._replace(losses_N=session.memory.loss_N.double()))
         torch.use_deterministic_algorithms(False)
     return phases, told.notices
 
@@ -103,14 +112,14 @@ def flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
-def begin_epoch(session: Session, epoch: int) -> None:
+def begin_epoch(session: Session, epoch: int) -> torch.Generator:
     chance = torch.Generator(session.device).manual_seed(epoch)
     order_N = torch.randperm(len(session.pixels), generator=chance, device=session.device)
     session.order_SB.copy_(order_N[: session.order_SB.numel()].view_as(session.order_SB))
     session.step.zero_()
     session.lr.fill_(session.settings.lr)
-    session._draw(chance)
     session.network.train()
+    return chance
 
 
 def distances(plain: list[Phase], other: list[Phase]) -> dict[str, list[float]]:
@@ -123,6 +132,8 @@ def distances(plain: list[Phase], other: list[Phase]) -> dict[str, list[float]]:
             ((y - x).norm() / (x - start).norm()).item()
             for x, y in zip(a.weights, b.weights, strict=True)
         ]
+        tracked = (b.losses_N - a.losses_N).norm() / a.losses_N.norm()
+        found[f"{name}, losses of the tracking pass"] = [tracked.item()]
     return found
 
 
@@ -135,6 +146,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="leave out what does not fit any more")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    session_module.BLOCK = BLOCK
     deadline = time.monotonic() + 60 * args.minutes if args.minutes else math.inf
     data = open_source(args.source)
     train = corrupt(data.train, "symmetric:0.4", 1)
