@@ -13,10 +13,7 @@ after some steps, in parts of the way they have gone by then:
 """
 
 import argparse
-import json
 import math
-import shlex
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -186,22 +183,7 @@ def main() -> None:
                 + "".join(f"  ({text})" for text in row["notices"]),
                 flush=True,
             )
-    if args.out:
-        result = {
-            "command": shlex.join(["python", "benchmarks/agreement.py", *without_places(args)]),
-            "commit": machine.commit(),
-            "hardware": machine.hardware(),
-            "versions": machine.versions(),
-            "steps": STEPS,
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def without_places(args: argparse.Namespace) -> list[str]:
-    """The command without the folders of this machine."""
-    words = sys.argv[1:]
-    return [f"benchmarks/results/{args.out.name}" if w == str(args.out) else w for w in words]
+    machine.write(args.out, {"steps": STEPS, "rows": rows})
 
 
 if __name__ == "__main__":

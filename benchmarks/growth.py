@@ -17,7 +17,6 @@ a process of its own that hands freed memory back at once. --quick tries tiny ra
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -66,29 +65,15 @@ def main() -> None:
     images, classes, sizes = QUICK if args.quick else (IMAGES, CLASSES, SIZES)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     result = {
-        "command": command(args),
-        "commit": machine.commit(),
-        "hardware": machine.hardware(),
-        "versions": machine.versions(),
         "threads": torch.get_num_threads(),
         "memory": memory_rows(images, classes),
         "mixtures": [mixture_row(n, device) for device in devices for n in images],
         "views": [view_row(size, device) for device in devices for size in sizes],
         "guesses": [guess_row(c, device) for device in devices for c in classes],
     }
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    machine.write(args.out, result, {str(args.plot): f"docs/{Path(args.plot or '').name}"})
     if args.plot:
         plot(result, args.plot)
-
-
-def command(args: argparse.Namespace) -> str:
-    """The command without the folders of this machine."""
-    words = ["python", "benchmarks/growth.py"]
-    words += ["--quick"] if args.quick else []
-    words += ["--out", f"benchmarks/results/{args.out.name}"] if args.out else []
-    words += ["--plot", f"docs/{args.plot.name}"] if args.plot else []
-    return shlex.join(words)
 
 
 def tell(row: dict[str, Any], text: str) -> dict[str, Any]:

@@ -14,9 +14,7 @@ each other's way, so it has a second try with one thread; ours keeps all of them
 """
 
 import argparse
-import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -248,18 +246,14 @@ def main() -> None:
         for beside in dict.fromkeys((torch.get_num_threads(), 1)):
             name = f"epoch of digits, cpu, loader + {beside}"
             rows.append(take_turns(name, ours, partial(fed, beside), made, turns))
-    if args.out:
-        result = {
-            "command": shlex.join(["python", "benchmarks/loader.py", *sys.argv[1:]]),
-            "commit": machine.commit(),
-            "hardware": machine.hardware(),
-            "versions": machine.versions()
-            | {"torchvision": torchvision.__version__, "pillow": PIL.__version__},
-            "workers": args.workers,
-            "threads": torch.get_num_threads(),
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    found = {
+        "versions": machine.versions()
+        | {"torchvision": torchvision.__version__, "pillow": PIL.__version__},
+        "workers": args.workers,
+        "threads": torch.get_num_threads(),
+        "rows": rows,
+    }
+    machine.write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ together. What stands behind -- goes to every run.
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 import time
@@ -58,15 +57,9 @@ def main() -> None:
         return
     if len(runs) > 1:
         print(f"mean of {len(runs)}: last {mean(run['accuracy']['last'] for run in runs):.2f}")
-    result = {
-        "command": shlex.join(["python", "benchmarks/run.py", *without_places(args, words)]),
-        "commit": machine.commit(),
-        "hardware": machine.hardware(),
-        "versions": machine.versions(),
-        "runs": runs,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    kind, colon, _ = args.source.partition(":")
+    places = {args.source: f"{kind}{colon and ':DIR'}", str(args.work): "RUNS"}
+    machine.write(args.out, {"runs": runs}, places)
 
 
 def import_seconds() -> float:
@@ -77,14 +70,6 @@ def import_seconds() -> float:
         subprocess.run([sys.executable, "-c", "import pseudoloss.training"], check=True)
         times.append(time.monotonic() - start)
     return times[-1]
-
-
-def without_places(args: argparse.Namespace, words: list[str]) -> list[str]:
-    """The command without the folders of this machine."""
-    kind, colon, _ = args.source.partition(":")
-    out = f"benchmarks/results/{args.out.name}"
-    places = {args.source: f"{kind}{colon and ':DIR'}", str(args.work): "RUNS", str(args.out): out}
-    return [places.get(word, word) for word in words]
 
 
 def one_run(

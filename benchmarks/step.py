@@ -8,9 +8,6 @@ matrix product reaches on the same device in the same run. Without CUDA there is
 """
 
 import argparse
-import json
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,18 +97,8 @@ def main() -> None:
             ceiling = product_ceiling()
     flops = arithmetic(any_session)
     rows = report(times, first_call, flops, ceiling)
-    if args.out:
-        result = {
-            "command": shlex.join(["python", "benchmarks/step.py", *without_places(args)]),
-            "commit": machine.commit(),
-            "hardware": machine.hardware(),
-            "versions": machine.versions(),
-            "product_tflops": ceiling,
-            "tflop": {part: count / 1e12 for part, count in flops.items()},
-            "rows": rows,
-        }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    tflop = {part: count / 1e12 for part, count in flops.items()}
+    machine.write(args.out, {"product_tflops": ceiling, "tflop": tflop, "rows": rows})
 
 
 def random_images(args: argparse.Namespace) -> Data:
@@ -214,12 +201,6 @@ def report(
         print(f"a large matrix product reaches {ceiling:.0f} TFLOP/s here")
     print("ready after:", ", ".join(f"{name} {s:.1f} s" for name, s in first_call.items()))
     return rows
-
-
-def without_places(args: argparse.Namespace) -> list[str]:
-    """The command without the folders of this machine."""
-    words = sys.argv[1:]
-    return [f"benchmarks/results/{args.out.name}" if w == str(args.out) else w for w in words]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def setting():
     return network, views, Resident(images, torch.device("cpu")), given, memory
 
 
-def run(judge_guesses=True, rule=high_loss, threshold=0.5):
+def run(judge_guesses=True, rule=high_loss, threshold=0.5, **options):
     network, views, pixels, given, memory = setting()
     stages = track(
         network,
@@ -46,6 +46,7 @@ def run(judge_guesses=True, rule=high_loss, threshold=0.5):
         memory,
         is_noisy=partial(rule, threshold=threshold),
         judge_guesses=judge_guesses,
+        **options,
     )
     logits = torch.cat(list(predict(network, views, pixels)))
     return stages, memory, given, logits
@@ -158,16 +159,8 @@ def test_only_the_metrics_that_are_asked_for():
 
 
 def test_the_stages_look_at_what_they_are_given():
-    network, views, pixels, given, memory = setting()
     other = torch.rand(N, generator=torch.Generator().manual_seed(1))
-    stages = track(
-        network,
-        views,
-        pixels,
-        given,
-        memory,
-        is_noisy=partial(high_loss, threshold=0.5),
-        judge_guesses=True,
+    stages, memory, *_ = run(
         noise_metric=lambda memory: other,
         trust=lambda memory: (trust_confident(other, memory.noisy_N, 0.2), None),
     )

@@ -40,8 +40,8 @@ from pseudoloss.views import WEAK_DRAWS, Views
 
 BLOCK = 64  # steps whose random numbers are drawn at once
 
-# Pixels in a batch. Up to here a second thread on the CPU gains little, and where the cores are
-# shared threads wait for each other longer than they work (docs/design.md).
+# Pixels in a batch. Up to here one thread on the CPU: where the cores are shared, several wait for
+# each other longer than they work (docs/design.md).
 TINY = 2**13
 
 
@@ -88,7 +88,6 @@ class Session:
         self.partner_SB = torch.zeros(BLOCK, B, dtype=torch.long, device=self.device)
         self.lam_S = torch.ones(BLOCK, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
-        self.any_step = False
         self.begun: float | None = None  # when the first step was done: compiling is part of it
         self.warm_up_step = self._step(self.method.warm_up)
         self.main_step = self._step(self.method)
@@ -126,8 +125,7 @@ class Session:
             if i % BLOCK == 0:
                 self._draw(chance)
             step()
-            if not self.any_step:
-                self.any_step, self.begun = True, time.monotonic()
+            self.begun = self.begun or time.monotonic()
             self.teller.step()
         # What the last step did to the weights shows in no loss.
         weights = [parameter.detach() for parameter in self.network.parameters()]

@@ -126,6 +126,7 @@ def fit(session: Session, folder: RunFolder | None, started: float, minutes: flo
     """Train the epochs that are not done yet, then write what was found out."""
     settings, teller = session.settings, session.teller
     record, lines = restore(session, folder)
+    before = len(lines)
     earlier, path = record.seconds, folder.path if folder else None
     teller.say(wording.introduction(session, record.epochs))
     if settings.method == "pls" and settings.warmup_epochs == settings.epochs:
@@ -134,9 +135,8 @@ def fit(session: Session, folder: RunFolder | None, started: float, minutes: flo
     with Writer() as writer:
         while record.epochs < settings.epochs and not time_is_up:
             line = run_epoch(session, record)
-            if session.begun is not None:
+            if len(lines) == before and session.begun is not None:  # the first of this process
                 record.startup_seconds += session.begun - started
-                session.begun = None
             spent = time.monotonic() - started
             record.seconds = earlier + spent
             lines.append(line)

@@ -193,7 +193,6 @@ def _train(job: Job, minutes: float | None, quiet: bool) -> tuple[bool, str]:
     del run
     gc.collect()
     if torch.cuda.is_available():
-        torch.compiler.reset()  # it compiles a function only so many times in a process
         torch.cuda.empty_cache()
     return finished, text
 
