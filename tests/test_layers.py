@@ -16,7 +16,7 @@ from pseudoloss.session import Session
 pytest.importorskip("triton")
 
 C, SIZE = 8, 6
-BESIDE = Beside(torch.device("cpu"), 1)
+BESIDE = Beside(torch.device("cpu"))
 
 
 def image(*shape, scale=1.0, shift=0.0):

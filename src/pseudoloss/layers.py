@@ -179,12 +179,11 @@ class Fused(Plain):
 class Beside:
     """A second stream for gradients of weights, which nothing waits for until all are there.
 
-    One batch alone leaves some of a large GPU idle, and gains by that; several together do not.
+    A batch leaves some of a large GPU idle, above all where images have become small.
     """
 
-    def __init__(self, device: torch.device, groups: int) -> None:
-        use = device.type == "cuda" and groups == 1
-        self.stream = torch.cuda.Stream(device) if use else None
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.held: list[Any] = []
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:

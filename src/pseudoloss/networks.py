@@ -88,7 +88,7 @@ class Network(nn.Module):
         if not self.training:
             return (PLAIN,)
         free = free if torch.is_grad_enabled() else groups
-        beside = Beside(device, groups)
+        beside = Beside(device)
         weights = [conv.weight for conv in _convolutions(self.backbone)]
         return (Fused(weights_in(self.precision, weights, beside), groups, free, beside),)
 
