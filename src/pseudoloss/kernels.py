@@ -22,6 +22,7 @@ PROGRAMS = 132 * 2  # enough to keep a large GPU busy, for sums
 WARPS = 8
 STAGES = 4
 FEW = 8  # channels whose parts a program adds up
+PARTS = 512  # ... so many at a time: all of them; one size, as each is compiled anew
 
 
 # ------------------------------------------------------------------------------------ kernels
@@ -279,7 +280,7 @@ def norm_relu(
     )
     _moments[(triton.cdiv(C, FEW),)](
         total, sums, squares, mean, rstd, norm.running_mean, norm.running_var,
-        norm.num_batches_tracked, M, C, P, norm.momentum, norm.eps, *_few(G, P),
+        norm.num_batches_tracked, M, C, P, norm.momentum, norm.eps, *_few(G),
     )  # fmt: skip
     _apply[(triton.cdiv(M, R), blocks, G)](
         total, None, None, out, mean, rstd, norm.weight, norm.bias, M, C, norm.eps,
@@ -327,7 +328,7 @@ def norm_relu_gradient(
         R, BC, STAGES, num_warps=WARPS,
     )  # fmt: skip
     _gradient_moments[(triton.cdiv(C, FEW),)](
-        sums, products, summed, multiplied, d_weight, d_bias, M, C, P, *_few(G, P)
+        sums, products, summed, multiplied, d_weight, d_bias, M, C, P, *_few(G)
     )
     _gradient[(triton.cdiv(M, R), blocks, G)](
         d_out, d_total, total, d_x, mean_GC, rstd_GC, summed, multiplied, norm.weight, norm.bias,
@@ -371,11 +372,10 @@ def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _few(G: int, P: int) -> tuple[int, int, int, int]:
+def _few(G: int) -> tuple[int, int, int, int]:
     """Groups, and the sizes of the tile that adds up parts."""
     groups: int = triton.next_power_of_2(G)
-    parts: int = max(16, min(triton.next_power_of_2(P), 1024 // groups))
-    return G, groups, parts, FEW
+    return G, groups, max(16, PARTS // groups), FEW
 
 
 def _table(x: Tensor, groups: int) -> tuple[int, int, int]:
