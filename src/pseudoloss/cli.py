@@ -102,14 +102,17 @@ def demo(words: list[str]) -> None:
 def train(words: list[str]) -> None:
     """Train a classifier in spite of wrong labels; find out which they are.
 
-    SOURCE is digits, cifar10:DIR, cifar100:DIR, cnwl:DIR:0.4, imagenet32:DIR, web-aircraft:DIR,
-    web-bird:DIR, web-car:DIR, or the path of an .npz file with images and labels.
+    SOURCE is a folder with a folder of images for each class (or with train/, val/ and test/ that
+    hold those), or a table (.csv, .parquet) with the columns path and label; an .npz file with
+    arrays; or digits, cifar10:DIR, cifar100:DIR, cnwl:DIR:0.4, imagenet32:DIR, web-aircraft:DIR,
+    web-bird:DIR, web-car:DIR.
     Everything that is learnt goes into the run folder RUN.
     """
     args = train_parser(_peek(words, "--preset")).parse(words)
     if args.out is None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
-    explicit = {name: value for name, value in vars(args).items() if name in setting_types()}
+    known = (*setting_types(), *READING)
+    explicit = {name: value for name, value in vars(args).items() if name in known}
     from pseudoloss import wording
     from pseudoloss.training import train as run_training
 
@@ -121,6 +124,8 @@ def train(words: list[str]) -> None:
             config=args.config,
             resume=args.resume,
             minutes=args.minutes,
+            time_budget=args.time,
+            checkpoint_every=args.checkpoint_every,
             quiet=args.quiet,
             **explicit,
         )
@@ -389,7 +394,21 @@ def train_parser(preset: str | None) -> Parser:
         metavar="M",
         help="stop after an epoch when M minutes are over; --resume goes on",
     )
+    add(
+        "--time",
+        type=_duration,
+        metavar="TIME",
+        help="choose as many epochs as fit into this time, such as 30m or 2h",
+    )
+    add(
+        "--checkpoint-every",
+        type=_whole,
+        default=1,
+        metavar="N",
+        help="epochs between two checkpoints; the last epoch always has one (default: 1)",
+    )
     add("--quiet", action="store_true", help="print nothing but errors")
+    _add_reading(parser)
 
     values = vars(request(preset, None, {}).settings("default"))
     groups: dict[str, Any] = {}
@@ -400,6 +419,48 @@ def train_parser(preset: str | None) -> Parser:
         options["help"] = (text + shown).replace("%", "%%")
         group.add_argument(flag(name), **options, **_kind(name))
     return parser
+
+
+# How folders and tables are read: the fields of `pseudoloss.data.Options`.
+READING = ("test", "hold_out", "strict", "fit", "path_column", "label_column", "split_column")
+
+
+def _add_reading(parser: Parser) -> None:
+    group = parser.add_argument_group("Folders and tables of images")
+    missing: dict[str, Any] = {"default": argparse.SUPPRESS}
+    add = group.add_argument
+    add(
+        "--test",
+        metavar="SOURCE",
+        help="a folder or table with right labels, to test on",
+        **missing,
+    )
+    add(
+        "--hold-out",
+        type=_number,
+        metavar="X",
+        help="share of the images to test on, where SOURCE has none for that (default: 0.1)",
+        **missing,
+    )
+    add(
+        "--strict",
+        action="store_true",
+        help="refuse files that cannot be read, instead of leaving them out",
+        **missing,
+    )
+    add(
+        "--fit",
+        choices=("crop", "stretch"),
+        help="how images become squares: their centre, or all of it stretched (default: crop)",
+        **missing,
+    )
+    for name in ("path", "label", "split"):
+        add(
+            f"--{name}-column",
+            metavar="NAME",
+            help=f"column of a table (default: {name})",
+            **missing,
+        )
 
 
 def _add_out(parser: Parser) -> None:
@@ -453,6 +514,19 @@ def _number(word: str) -> float:
         return float(word)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number, not {word}") from None
+
+
+def _duration(word: str) -> float:
+    """Minutes, from 90s, 30m, 2h or a number of minutes."""
+    units = {"s": 1 / 60, "m": 1.0, "h": 60.0}
+    number, unit = (word[:-1], word[-1]) if word[-1:] in units else (word, "m")
+    try:
+        minutes = float(number) * units[unit]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a time such as 30m or 2h, not {word}") from None
+    if not 0 < minutes < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a time above 0, not {word}")
+    return minutes
 
 
 def _dashed(word: str) -> str:

@@ -31,8 +31,9 @@ class Settings:
     """pls, or a baseline: ce (plain cross-entropy), mixup."""
     network: str = "preactresnet18"
     """preactresnet18, preactresnet18-stemnorm, small-cnn, or the name of any timm model."""
-    pretrained: bool = False
-    """Start a timm network from its published weights (downloaded by timm)."""
+    weights: str | None = None
+    """What a timm network starts from: pretrained (its published weights, which timm downloads) or
+    a file (.safetensors, .pth). None: from scratch."""
     projection: int = 128
     """Dimensions of the linear projection into the contrastive space."""
 
@@ -42,7 +43,9 @@ class Settings:
     warmup: int | None = None
     """Warm-up epochs, before any label is doubted. None: 15% of the epochs, at least 1."""
     batch_size: int = 256
-    """Images in a step."""
+    """Images in a step. Another number than the preset's scales its learning rate."""
+    accumulate: int = 1
+    """Parts in which a step is computed, where the device has no room for all of its images."""
     lr: float = 0.1
     """Learning rate of the warm-up; a cosine lowers it afterwards."""
     momentum: float = 0.9
@@ -98,7 +101,8 @@ class Settings:
 
     # Views
     image_size: int | None = None
-    """Pixels the network sees: larger images are cropped to it. None: the whole image."""
+    """Pixels the network sees: larger images are cropped to it. None: the whole image; of image
+    files, what the network was made for."""
     pad: int | None = None
     """Pixels of zero padding before the random crop. None: an eighth of the size (4 at 32)."""
     flip: bool = True
@@ -121,13 +125,12 @@ class Settings:
     """auto, cpu, cuda, cuda:N or mps."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Arithmetic of the network. auto: bf16 on CUDA, float32 elsewhere."""
-    images: Literal["auto", "device", "host"] = "auto"
-    """Where images lie. device: all on the GPU; host: copied batch by batch; auto: as they fit."""
+    images: Literal["auto", "device", "host", "files"] = "auto"
+    """Where images lie. device: all on the GPU; host: in memory, copied batch by batch; files:
+    decoded anew in every epoch; auto: as they fit."""
     accelerate: Literal["auto", "full", "capture", "off"] = "auto"
     """On CUDA. auto: fused kernels, compiled views and losses, the step captured as one graph;
     full: timm networks compiled too; capture: the graph alone; off: plain calls."""
-    checkpoint_every: int = 1
-    """Epochs between two checkpoints (the last epoch always has one)."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -142,6 +145,11 @@ class Settings:
             raise InputError("--no-mixup contradicts --method mixup; --method ce does not mix")
         if self.method == "pls" and self.warmup == 0:
             raise InputError("--warmup must be at least 1 for --method pls: stage 1 needs a loss")
+        if self.batch_size % self.accumulate or self.batch_size // self.accumulate < 2:
+            raise InputError(
+                f"--accumulate {self.accumulate} must divide --batch-size {self.batch_size} into "
+                "equal parts of at least 2 images"
+            )
 
     @property
     def warmup_epochs(self) -> int:
@@ -158,6 +166,7 @@ _LIMITS: dict[str, tuple[Any, str]] = {
     "epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1000000"),
     "warmup": (lambda v: v >= 0, "0 or more"),
     "batch_size": (lambda v: 2 <= v <= 1_048_576, "2 to 1048576"),
+    "accumulate": (lambda v: v >= 1, "1 or more"),
     "lr": (lambda v: 0 < v <= 100, "above 0 and at most 100"),
     "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "weight_decay": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
@@ -169,7 +178,6 @@ _LIMITS: dict[str, tuple[Any, str]] = {
     "image_size": (lambda v: 8 <= v <= 4096, "8 to 4096"),
     "pad": (lambda v: 0 <= v <= 512, "0 to 512"),
     "seed": (lambda v: 0 <= v < 2**63, "0 to 2^63 - 1"),
-    "checkpoint_every": (lambda v: v >= 1, "1 or more"),
 }
 
 _DIGITS: dict[str, Any] = {
@@ -183,7 +191,7 @@ _DIGITS: dict[str, Any] = {
 
 _WEB: dict[str, Any] = {
     "network": "resnet50",
-    "pretrained": True,
+    "weights": "pretrained",
     "image_size": 448,
     "epochs": 110,
     "warmup": 10,
@@ -192,10 +200,24 @@ _WEB: dict[str, Any] = {
     "weight_decay": 1e-3,
 }
 _CNWL: dict[str, Any] = {"warmup": 1}
+
+# For one's own images: photographs with a network that has seen others, and small pictures without.
+_FINETUNE: dict[str, Any] = {
+    "network": "resnet50",
+    "weights": "pretrained",
+    "epochs": 30,
+    "warmup": 3,
+    "batch_size": 64,
+    "lr": 0.01,
+    "weight_decay": 1e-4,
+}
+_SCRATCH: dict[str, Any] = {"epochs": 100, "batch_size": 128, "lr": 0.05}
 _OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
+    "finetune": _FINETUNE,
+    "scratch": _SCRATCH,
     "digits": _DIGITS,
     "digits-id40": _DIGITS | {"corrupt": "symmetric-exact:0.4"},
     "cifar100-id0": {},
@@ -232,9 +254,20 @@ class Request:
     preset: str | None
     values: dict[str, Any]
 
-    def settings(self, default_preset: str) -> Settings:
-        """The settings of a new run; where no preset was named, on top of `default_preset`."""
-        return Settings(**(PRESETS[self.preset or default_preset] | self.values))
+    def settings(self, default_preset: str, fitting: Mapping[str, Any] | None = None) -> Settings:
+        """The settings of a new run; where no preset was named, on top of `default_preset`.
+
+        `fitting` is what fits the data better than the preset, and gives way to what was asked for.
+        Another batch size brings another learning rate with it, in proportion.
+        """
+        preset = PRESETS[self.preset or default_preset]
+        values = preset | dict(fitting or {}) | self.values
+        usual = Settings(**preset)
+        batch_size = values.get("batch_size", usual.batch_size)
+        whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
+        if "lr" not in self.values and whole and batch_size != usual.batch_size:
+            values["lr"] = usual.lr * int(batch_size) / usual.batch_size
+        return Settings(**values)
 
     def resume(self, recorded: Settings) -> Settings:
         """The settings of a run that is taken up again: as it began, but on any device."""
@@ -251,7 +284,7 @@ class Request:
 
 
 # Another pool with other images is found out: the fingerprint of the set differs.
-MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "checkpoint_every", "pool")
+MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "pool")
 
 
 def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:

@@ -1,6 +1,7 @@
 """Runs that go wrong, noticed and said in plain words, with what to try."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -73,3 +74,13 @@ def stage2_collapsed(stages: Stages, memory: Memory, values: str = "pseudo-losse
             "nothing. Try a longer --warmup or a lower --gamma."
         )
     return None
+
+
+def lost_files(names: Sequence[str]) -> str | None:
+    """Files that were there when the run began."""
+    if not names:
+        return None
+    return (
+        f"{len(names):,} files cannot be read any more (the first: {names[0]}); black images take "
+        "their places. If a disk is gone, stop the run and --resume when it is back."
+    )

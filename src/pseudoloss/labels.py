@@ -1,6 +1,7 @@
 """The label table: what was learnt about every label, a row an image."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,6 +49,15 @@ def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
             "action": action,
         }
     )
+
+
+def estimated_noise(table: pd.DataFrame) -> dict[str, Any]:
+    """How many labels seem to be wrong: of all, and of each class."""
+    by_class = table.groupby("given_label", sort=False)["is_label_issue"].mean()
+    return {
+        "rate": float(table["is_label_issue"].mean()),
+        "by_class": {str(name): float(by_class[name]) for name in sorted(by_class.index)},
+    }
 
 
 def write_labels(table: pd.DataFrame, folder: Path) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pseudoloss import networks
 from pseudoloss.capture import using
-from pseudoloss.data import to_pixels
+from pseudoloss.data import Reader, to_pixels
+from pseudoloss.data.image_files import Fit
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.networks import Network
@@ -32,6 +33,7 @@ class Description:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     projection: int
+    fit: Fit = "stretch"  # how files of other shapes become such images
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Model:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.description.classes
+
+    @property
+    def reader(self) -> Reader:
+        """How image files are read for it, as in training."""
+        return Reader(self.description.channels, self.description.stored, self.description.fit)
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Probability of each class (N,C) for new images, given as they were to training."""

@@ -6,9 +6,11 @@ Shapes: B images, C classes, D dimensions of the contrastive space.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pseudoloss.config import did_you_mean
@@ -100,12 +102,15 @@ def build(
     size: tuple[int, int],
     classes: int,
     projection: int,
-    pretrained: bool = False,
+    weights: str | None = None,
     precision: torch.dtype = torch.float32,
 ) -> Network:
-    """The network called `name`: one of ours (`OWN`) or any model of timm."""
-    if pretrained and name in OWN:
-        raise InputError(f"--pretrained: {name} has no published weights; name a timm model")
+    """The network called `name`: one of ours (`OWN`) or any model of timm.
+
+    `weights`: what a timm backbone starts from, "pretrained" or a file.
+    """
+    if weights is not None and name in OWN:
+        raise InputError(f"--weights {weights}: {name} is trained from scratch; name a timm model")
     if name == "small-cnn":
         backbone: nn.Module = SmallCNN(channels)
         features = SmallCNN.FEATURES
@@ -113,7 +118,7 @@ def build(
         backbone = PreActResNet18(channels, final_norm=name == "preactresnet18")
         features = PreActResNet18.FEATURES
     else:
-        backbone, features = _timm_backbone(name, channels, size, pretrained)
+        backbone, features = _timm_backbone(name, channels, size, weights)
     network = Network(backbone, features, classes, projection, precision)
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
@@ -207,9 +212,28 @@ def _start_convolutions(module: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _timm_backbone(
-    name: str, channels: int, size: tuple[int, int], pretrained: bool
-) -> tuple[nn.Module, int]:
+class Input(NamedTuple):
+    """What a network was made for."""
+
+    size: int  # pixels
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def wanted_input(name: str) -> Input | None:
+    """The images that a timm model was made for; None for ours, which take any."""
+    if name in OWN:
+        return None
+    _check_known(name)
+    import timm
+
+    found = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    if found is None:
+        return Input(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return Input(found.input_size[-1], tuple(found.mean), tuple(found.std))
+
+
+def _check_known(name: str) -> None:
     import timm
 
     if not timm.is_model(name.partition(".")[0]):
@@ -217,6 +241,15 @@ def _timm_backbone(
         hint = did_you_mean(name, known) if len(name) < 40 else ""
         hint = hint if hint.startswith("; did") else f"; ours: {', '.join(OWN)}; or a timm model"
         raise InputError(f"--network {name}: no such network{hint}")
+
+
+def _timm_backbone(
+    name: str, channels: int, size: tuple[int, int], weights: str | None
+) -> tuple[nn.Module, int]:
+    _check_known(name)
+    import timm
+
+    pretrained = weights == "pretrained"
     options: dict[str, Any] = {"in_chans": channels, "num_classes": 0, "pretrained": pretrained}
     try:
         try:  # transformers are built for one image size
@@ -224,8 +257,17 @@ def _timm_backbone(
         except TypeError:
             backbone = timm.create_model(name, **options)
     except Exception as error:  # timm and its hub raise many kinds
-        why = "its weights could not be loaded" if pretrained else "timm could not build it"
-        raise InputError(f"--network {name}: {why} ({_first_line(error)})") from None
+        if not pretrained:
+            raise InputError(
+                f"--network {name}: timm could not build it ({_first_line(error)})"
+            ) from None
+        raise InputError(
+            f"--weights pretrained: the weights of {name} could not be had "
+            f"({_first_line(error)}). Two ways out: --weights FILE with weights that were "
+            "downloaded elsewhere, or training from scratch: --preset scratch, or --weights none"
+        ) from None
+    if weights is not None and not pretrained:
+        _load_weights(backbone, Path(weights).expanduser(), name)
     try:
         backbone.eval()
         with torch.no_grad():
@@ -235,6 +277,37 @@ def _timm_backbone(
             f"--network {name}: does not take images of {size[0]}×{size[1]} ({_first_line(error)})"
         ) from None
     return backbone.train(), features
+
+
+def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
+    """The weights in a file, those of a classifier left out. Nothing in it is run."""
+    where = f"--weights {path}"
+    if not path.is_file():
+        raise InputError(f"{where}: no such file")
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises whatever it likes
+        raise InputError(f"{where}: not a file of weights ({_first_line(error)})") from None
+    for key in ("state_dict_ema", "state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise InputError(f"{where}: not a file of weights (it holds no tensors by name)")
+    found = {str(key).removeprefix("module."): tensor for key, tensor in found.items()}
+    wanted = backbone.state_dict()
+    for key, tensor in wanted.items():
+        if key not in found and not key.endswith("num_batches_tracked"):
+            raise InputError(f"{where}: not the weights of {name} ({key} is missing)")
+        if key in found and found[key].shape != tensor.shape:
+            shapes = ["×".join(map(str, t.shape)) for t in (found[key], tensor)]
+            raise InputError(
+                f"{where}: not the weights of {name} as it is used here ({key} is {shapes[0]}, "
+                f"wanted is {shapes[1]})"
+            )
+    backbone.load_state_dict({key: found.get(key, tensor) for key, tensor in wanted.items()})
 
 
 def _first_line(error: Exception) -> str:

@@ -1,13 +1,19 @@
-"""Where the images of a set lie while it is trained on: on the device, or in the host's memory.
+"""Where the images of a set lie while it is trained on: on the device, in the host's memory, or in
+their files.
 
 Shapes: N images, B of them at a time.
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pseudoloss.data.image_files import UnreadableError
+from pseudoloss.data.images import FileImages
 
 SLOTS = 3  # batches on their way to the device
 MOST_OF_THE_DEVICE = 0.4  # share of its free memory that images may take; the rest is for training
@@ -17,6 +23,7 @@ class Resident:
     """All on the device: a batch is picked there, inside a step."""
 
     streamed = False
+    lost: frozenset[int] = frozenset()  # images whose files could not be read any more
 
     def __init__(self, images_NCHW: Tensor, device: torch.device) -> None:
         self.images_NCHW = images_NCHW.to(device)
@@ -28,9 +35,9 @@ class Resident:
         """One step after another, when its images are at hand."""
         yield from [None] * len(order_SB)
 
-    def batch(self, index_B: Tensor) -> Tensor:
-        """The images of a step: of the last one that came from `batches`."""
-        return self.images_NCHW[index_B]
+    def batch(self, index_B: Tensor, rows: slice) -> Tensor:
+        """Images of a step, the last one that came from `batches`: some of its rows."""
+        return self.images_NCHW[index_B[rows]]
 
     def parts(self, size: int) -> Iterator[Tensor]:
         """All images in their order."""
@@ -52,23 +59,97 @@ class Streamed(Resident):
         way = self._way(order_SB.shape[1])
         if self.now_BCHW is None:  # one tensor for all steps, so that a step can be captured
             self.now_BCHW = torch.empty_like(way.there[0])
-        for images_BCHW in way.carry(self.images_NCHW, list(order_SB.cpu())):
+        for images_BCHW in self._carried(way, list(order_SB.cpu())):
             self.now_BCHW.copy_(images_BCHW)
             yield
 
-    def batch(self, index_B: Tensor) -> Tensor:
+    def batch(self, index_B: Tensor, rows: slice) -> Tensor:
         assert self.now_BCHW is not None
-        return self.now_BCHW
+        return self.now_BCHW[rows]
 
     def parts(self, size: int) -> Iterator[Tensor]:
         N = len(self)
         slices = [slice(start, min(start + size, N)) for start in range(0, N, size)]
-        yield from self._way(min(size, N)).carry(self.images_NCHW, slices)
+        yield from self._carried(self._way(min(size, N)), slices)
+
+    def _carried(self, way: "_Way", places: Sequence[Tensor | slice]) -> Iterator[Tensor]:
+        return way.carry(self.images_NCHW, places)
 
     def _way(self, size: int) -> "_Way":
         if size not in self.ways:
             self.ways[size] = _Way((size, *self.images_NCHW.shape[1:]), self.device)
         return self.ways[size]
+
+
+class Decoded(Streamed):
+    """In their files: worker processes decode batches ahead, and the copies go as in `Streamed`.
+
+    A file that cannot be read any more (all were, when the run began) gives a black image; `lost`
+    has its index.
+    """
+
+    def __init__(self, images: FileImages, device: torch.device) -> None:
+        super().__init__(torch.empty(0, *images.shape[1:], dtype=torch.uint8), device)
+        self.images = images
+        self.places: list[list[int]] = []  # the loader goes through these, whatever they are then
+        workers = max(1, (os.cpu_count() or 2) - 1)
+        self.loader: DataLoader[Any] = DataLoader(
+            _Files(images),
+            batch_sampler=_Places(self.places),
+            num_workers=workers,
+            collate_fn=_together,
+            pin_memory=device.type == "cuda",
+            prefetch_factor=2,
+            persistent_workers=True,
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def _carried(self, way: "_Way", places: Sequence[Tensor | slice]) -> Iterator[Tensor]:
+        self.places[:] = [
+            list(range(place.start, place.stop)) if isinstance(place, slice) else place.tolist()
+            for place in places
+        ]
+        return way.forward(self._decoded())
+
+    def _decoded(self) -> Iterator[Tensor]:
+        for images_BCHW, lost in self.loader:
+            self.lost |= set(lost)
+            yield images_BCHW
+
+
+class _Places:
+    """The sampler of a loader whose workers stay: what is to come next, filled from outside."""
+
+    def __init__(self, places: list[list[int]]) -> None:
+        self.places = places
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from self.places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+class _Files(Dataset[tuple[Tensor, int | None]]):
+    """In a worker: one image, and its index if it could not be read."""
+
+    def __init__(self, images: FileImages) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int | None]:
+        try:
+            return torch.from_numpy(self.images.reader.read(self.images.paths[i])), None
+        except UnreadableError:
+            return torch.zeros(self.images.shape[1:], dtype=torch.uint8), i
+
+
+def _together(items: list[tuple[Tensor, int | None]]) -> tuple[Tensor, list[int]]:
+    return torch.stack([image for image, _ in items]), [i for _, i in items if i is not None]
 
 
 class _Way:
@@ -99,6 +180,34 @@ class _Way:
                 if self.on_cuda:
                     self.freed[i % SLOTS].record()
 
+    def forward(self, batches: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Batches that come from elsewhere, each until the next is asked for."""
+        if not self.on_cuda:
+            yield from batches
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        waiting: list[tuple[int, Tensor]] = []  # their pinned memory must stay until they are sent
+        k = 0
+        for here in batches:
+            there = self.there[k][: len(here)]
+            with torch.cuda.stream(self.stream):
+                self.freed[k].wait()
+                there.copy_(here, non_blocking=True)
+                self.sent[k].record()
+            self.counts[k] = len(here)
+            waiting.append((k, here))
+            k = (k + 1) % SLOTS
+            if len(waiting) == SLOTS:
+                yield from self._next(waiting)
+        while waiting:
+            yield from self._next(waiting)
+
+    def _next(self, waiting: list[tuple[int, Tensor]]) -> Iterator[Tensor]:
+        k, _ = waiting[0]
+        yield self._receive(k)
+        self.freed[k].record()
+        waiting.pop(0)
+
     def _send(self, k: int, images_NCHW: Tensor, place: Tensor | slice) -> None:
         """Pick images into slot k, and begin to copy them to the device."""
         if self.on_cuda:
@@ -125,12 +234,14 @@ class _Way:
 
 
 def place(
-    images_NCHW: Tensor,
+    images_NCHW: Tensor | FileImages,
     device: torch.device,
-    where: Literal["auto", "device", "host"] = "auto",
+    where: Literal["auto", "device", "host", "files"] = "auto",
 ) -> Resident:
     """The images where they are to lie; "auto": on the device if they leave room for training."""
-    if where == "auto":
+    if isinstance(images_NCHW, FileImages):
+        return Decoded(images_NCHW, device)
+    if where in ("auto", "files"):
         where = "device" if images_NCHW.nbytes <= room_for_images(device) else "host"
     return (Resident if where == "device" else Streamed)(images_NCHW, device)
 

@@ -18,6 +18,9 @@ class Teller(AbstractContextManager["Teller"], Protocol):
     def notice(self, text: str) -> None:
         """A line that should not be missed."""
 
+    def progress(self, what: str, done: int, total: int) -> None:
+        """How far something has come that is not an epoch."""
+
     def begin_epoch(self, title: str, steps: int) -> None: ...
 
     def step(self) -> None: ...
@@ -29,6 +32,8 @@ class Silent(Teller):
     def say(self, text: str) -> None: ...
 
     def notice(self, text: str) -> None: ...
+
+    def progress(self, what: str, done: int, total: int) -> None: ...
 
     def begin_epoch(self, title: str, steps: int) -> None: ...
 
@@ -69,6 +74,9 @@ class Terminal(Teller):
 
     def notice(self, text: str) -> None:
         self.bar.console.print(f"[yellow]notice:[/yellow] {escape(text)}")
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.bar.update(self.task, completed=done, total=total, description=escape(what))
 
     def begin_epoch(self, title: str, steps: int) -> None:
         self.bar.reset(self.task, total=steps, description=escape(title))

@@ -3,9 +3,9 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pandas as pd
 
 from pseudoloss import __version__
 from pseudoloss.config import Settings, as_json
+from pseudoloss.data import Options, Skipped
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.files import as_path, to_json, write_bytes, write_json
+from pseudoloss.files import as_path, to_json, write_atomically, write_bytes, write_json
 from pseudoloss.labels import read_labels
 from pseudoloss.model import Model, load_model
 from pseudoloss.session import Session, choose_device
@@ -83,6 +84,7 @@ class Recorded:
     source: str
     settings: Settings
     fingerprint: str
+    options: Options
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class RunFolder:
                 source=config["source"],
                 settings=Settings(**config["settings"]),
                 fingerprint=config["data"]["fingerprint"],
+                options=Options(**config.get("reading", {})),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.config}: not the config.json of a run ({error})") from None
@@ -135,7 +138,8 @@ class RunFolder:
                 "or choose another folder"
             )
         # What a run that was killed while it began can leave behind is no obstacle.
-        beginnings = {".lock", ".config.json.draft", "checkpoint"}
+        drafts = {".config.json.draft", ".skipped.csv.draft"}
+        beginnings = {".lock", "skipped.csv", "checkpoint", *drafts}
         found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         if found - beginnings or any((self.path / "checkpoint").glob("*")):
             raise InputError(
@@ -192,19 +196,28 @@ class RunFolder:
                 "when it can, --resume goes on from the last checkpoint"
             ) from error
 
-    def create(self, source: str, session: Session) -> None:
-        """Begin a run: write config.json."""
+    def create(
+        self, source: str, session: Session, options: Options, skipped: Sequence[Skipped]
+    ) -> None:
+        """Begin a run: write config.json and, if files had to be left out, skipped.csv."""
+        if skipped:
+            table = pd.DataFrame([vars(entry) for entry in skipped])
+            write_atomically(
+                self.path / "skipped.csv", lambda draft: table.to_csv(draft, index=False)
+            )
         data, settings = session.data, session.settings
         height, width = data.train.size
         config = {
             "pseudoloss": __version__,
             "source": source,
+            "reading": asdict(options),
             "settings": as_json(settings),
             "data": {
                 "images": len(data.train),
                 "test_images": len(data.test) if data.test else 0,
                 "classes": list(data.train.classes),
                 "shape": [data.train.channels, height, width],
+                "skipped": len(skipped),
                 "noise_rate": data.train.noise_rate,
                 "fingerprint": data.fingerprint(),
             },

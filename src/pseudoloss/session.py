@@ -1,6 +1,7 @@
 """A training session: everything on the device, and what happens in one epoch.
 
-Shapes: N images, B in a batch, C classes, K random numbers an image.
+Shapes: N images, B in a batch (of P parts, b in each), S steps, C classes, K random numbers an
+image.
 """
 
 import math
@@ -17,7 +18,9 @@ from torch import Tensor
 from pseudoloss import methods, metrics, networks
 from pseudoloss.capture import Call, Failed, Result, capture, compiled, first_try
 from pseudoloss.config import Settings
-from pseudoloss.data import Data, ImageSet
+from pseudoloss.data import Data, FileImages, ImageSet, Listing, Reader
+from pseudoloss.data.image_files import Fit
+from pseudoloss.data.listing import LARGE
 from pseudoloss.errors import InputError
 from pseudoloss.memory import Memory
 from pseudoloss.methods import Batch, Part, Seen, Shown, pls
@@ -44,12 +47,18 @@ BLOCK = 64  # steps whose random numbers are drawn at once
 # each other longer than they work (docs/design.md).
 TINY = 2**13
 
+OWN_SIZE = 32  # pixels that our own networks see of image files
+
 
 class Session:
     """Images, network, optimiser and memory of a run, and the steps that move them."""
 
-    def __init__(self, data: Data, settings: Settings, teller: Teller) -> None:
+    def __init__(
+        self, data: Data, settings: Settings, teller: Teller, resumed: bool = False
+    ) -> None:
+        """`resumed`: a checkpoint will take the place of the weights that a network starts from."""
         B, C = settings.batch_size, len(data.train.classes)
+        parts = settings.accumulate
         if len(data.train) < B:
             raise InputError(
                 f"--batch-size {B} is larger than the set ({len(data.train)} images of {data.name})"
@@ -60,7 +69,7 @@ class Session:
         if self.device.type == "cpu" and B * height * width <= TINY:
             torch.set_num_threads(1)
         self.accelerate = settings.accelerate if self.device.type == "cuda" else "off"
-        self.model = build_model(data, settings, self.device)
+        self.model = build_model(data, settings, self.device, resumed)
         self.network, self.views = self.model.network, self.model.views
         self._accelerate_network()
         self.pixels = self._place(data.train, "images")
@@ -85,8 +94,10 @@ class Session:
         self.order_SB = torch.zeros(self.steps, B, dtype=torch.long, device=self.device)
         self.step = torch.zeros(1, dtype=torch.long, device=self.device)
         self.draws_SBK = torch.zeros(BLOCK, B, self.method.draws, device=self.device)
-        self.partner_SB = torch.zeros(BLOCK, B, dtype=torch.long, device=self.device)
-        self.lam_S = torch.ones(BLOCK, device=self.device)
+        self.partner_SPb = torch.zeros(
+            BLOCK, parts, B // parts, dtype=torch.long, device=self.device
+        )
+        self.lam_SP = torch.ones(BLOCK, parts, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.begun: float | None = None  # when the first step was done: compiling is part of it
         self.warm_up_step = self._step(self.method.warm_up)
@@ -169,6 +180,16 @@ class Session:
         right = (predicted_M == self.data.test.given_N.to(self.device)).sum()
         return 100 * int(right) / len(predicted_M)
 
+    def lost_files(self) -> list[str]:
+        """Files that could not be read any more; black images took their places."""
+        sets = ((self.pixels, self.data.train), (self.test_pixels, self.data.test))
+        return [
+            images.paths[i]
+            for pixels, images in sets
+            if pixels is not None and images is not None and images.paths is not None
+            for i in sorted(pixels.lost)
+        ]
+
     def validate(self) -> float | None:
         """Accuracy on the test images, where there are any."""
         test = self.data.test
@@ -177,37 +198,40 @@ class Session:
     def _draw(self, chance: torch.Generator) -> None:
         """Random numbers for the next BLOCK steps."""
         self.draws_SBK.uniform_(generator=chance)
-        keys_SB = torch.rand(self.partner_SB.shape, generator=chance, device=self.device)
-        self.partner_SB.copy_(keys_SB.argsort(1))
-        self.lam_S.uniform_(generator=chance)
-        torch.maximum(self.lam_S, 1 - self.lam_S, out=self.lam_S)  # row 5
+        keys_SPb = torch.rand(self.partner_SPb.shape, generator=chance, device=self.device)
+        self.partner_SPb.copy_(keys_SPb.argsort(2))
+        self.lam_SP.uniform_(generator=chance)
+        torch.maximum(self.lam_SP, 1 - self.lam_SP, out=self.lam_SP)  # row 5
         if not self.settings.mixup:
-            self.lam_S.fill_(1)
+            self.lam_SP.fill_(1)
 
-    def _batch(self) -> Batch:
-        """What is new in a step."""
+    def _batch(self, part: int) -> Batch:
+        """What is new in a step: in one of the parts in which it is computed."""
         index_B = self.order_SB.index_select(0, self.step).squeeze(0)
         now = self.step % BLOCK
+        size = len(index_B) // self.settings.accumulate
+        rows = slice(part * size, (part + 1) * size)
         return Batch(
-            index_B=index_B,
-            images_BCHW=self.pixels.batch(index_B),
-            given_B=self.given_N[index_B],
-            partner_B=self.partner_SB.index_select(0, now).squeeze(0),
-            lam=self.lam_S.index_select(0, now).squeeze(0),
-            draws_BK=self.draws_SBK.index_select(0, now).squeeze(0),
+            index_B=index_B[rows],
+            images_BCHW=self.pixels.batch(index_B, rows),
+            given_B=self.given_N[index_B[rows]],
+            partner_B=self.partner_SPb.index_select(0, now)[0, part],
+            lam=self.lam_SP.index_select(0, now)[0, part],
+            draws_BK=self.draws_SBK.index_select(0, now)[0, rows],
         )
 
     def _step(self, part: Part) -> Call[None]:
         """One update of the network, of fixed shapes and without a read-back to the host."""
 
         def step(show: Any, loss_of: Any) -> None:
-            batch = self._batch()
-            seen = see(self.network, show(self.views, batch), part.guess_in_eval)
             self.optimiser.zero_grad(set_to_none=True)
-            loss = loss_of(seen, batch, self.memory)
-            loss.backward()
+            for i in range(self.settings.accumulate):
+                batch = self._batch(i)
+                seen = see(self.network, show(self.views, batch), part.guess_in_eval)
+                loss = loss_of(seen, batch, self.memory) / self.settings.accumulate
+                loss.backward()
+                self.loss_sum += loss.detach()
             self.optimiser.step()
-            self.loss_sum += loss.detach()
             self.step += 1
 
         def be_plain(reason: str) -> None:
@@ -321,8 +345,14 @@ class Session:
 
     def _place(self, images: ImageSet, what: str) -> Resident:
         pixels = place(images.images_NCHW, self.device, self.settings.images)
-        if pixels.streamed and self.settings.images == "auto":
-            size = images.images_NCHW.nbytes / 2**30
+        size = images.images_NCHW.nbytes / 2**30
+        if isinstance(images.images_NCHW, FileImages):
+            if self.settings.images == "auto":
+                self.teller.say(
+                    f"The {what} ({size:.1f} GiB) do not fit into memory: their files are decoded "
+                    "in every epoch."
+                )
+        elif pixels.streamed and self.settings.images == "auto":
             self.teller.say(
                 f"The {what} ({size:.1f} GiB) stay in the host's memory and are copied as they are "
                 "needed: on the device they would leave too little room for training."
@@ -342,11 +372,13 @@ def see(network: Network, shown: Shown, guess_in_eval: bool = False) -> Seen:
     return Seen(guessed, network.together(*shown.for_losses))
 
 
-def build_model(data: Data, settings: Settings, device: torch.device) -> Model:
+def build_model(
+    data: Data, settings: Settings, device: torch.device, resumed: bool = False
+) -> Model:
     """A fresh network with its views."""
     images = data.train
-    size = choose_size(images.size, settings)
-    mean, std = data.normalisation()
+    size = choose_size(images.size, settings, data.image_size)
+    mean, std = choose_normalisation(data, settings)
     # Built on the CPU, so that a seed gives the same network on every device.
     torch.manual_seed(stream_seed(settings.seed, "network"))
     network = networks.build(
@@ -355,7 +387,7 @@ def build_model(data: Data, settings: Settings, device: torch.device) -> Model:
         size=size,
         classes=len(images.classes),
         projection=settings.projection,
-        pretrained=settings.pretrained,
+        weights=None if resumed else settings.weights,
         precision=choose_precision(settings.precision, device),
     ).to(device)
     views = Views(
@@ -374,6 +406,7 @@ def build_model(data: Data, settings: Settings, device: torch.device) -> Model:
         mean=mean,
         std=std,
         projection=settings.projection,
+        fit=data.fit,
     )
     return Model(description, network, views)
 
@@ -392,9 +425,35 @@ def stream_seed(seed: int, stream: str, epoch: int = 0) -> int:
     return int(words.generate_state(1, np.uint64)[0] >> 1)
 
 
-def choose_size(stored: tuple[int, int], settings: Settings) -> tuple[int, int]:
+def choose_reader(listing: Listing, settings: Settings, fit: Fit) -> tuple[Reader, int]:
+    """How image files are read, and how many pixels of them a network sees.
+
+    Photographs are stored an eighth larger than that, for random crops (row 21: 512 for 448); small
+    pictures are padded instead.
+    """
+    wanted = networks.wanted_input(settings.network)
+    seen = settings.image_size or (wanted.size if wanted else OWN_SIZE)
+    stored = round(seen * 8 / 7) if seen > LARGE else seen
+    grey = listing.is_grey and settings.weights is None
+    return Reader(1 if grey else 3, (stored, stored), fit), seen
+
+
+def choose_normalisation(
+    data: Data, settings: Settings
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation: of the images that a network's weights come from, if they come
+    from anywhere; else those of the data."""
+    wanted = networks.wanted_input(settings.network) if settings.weights else None
+    if wanted and data.train.channels == len(wanted.mean) and not data.mean:
+        return wanted.mean, wanted.std
+    return data.normalisation()
+
+
+def choose_size(
+    stored: tuple[int, int], settings: Settings, usual: int | None = None
+) -> tuple[int, int]:
     """What the network sees of an image."""
-    asked = settings.image_size
+    asked = settings.image_size or usual
     if asked is None:
         return stored
     if asked > min(stored):

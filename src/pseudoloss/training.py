@@ -5,10 +5,10 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -16,16 +16,20 @@ from torch import Tensor
 
 from pseudoloss import checkpoint, evaluate, health, wording
 from pseudoloss.capture import load_compilers, using
-from pseudoloss.config import Settings, request
-from pseudoloss.data import Source, absolute, corrupt, open_source
+from pseudoloss.config import Request, Settings, request
+from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, corrupt, find_source
+from pseudoloss.data.images import check_trainable
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, write_json
-from pseudoloss.labels import label_table, write_labels
+from pseudoloss.fitting import epochs_in, fit_to_data
+from pseudoloss.labels import estimated_noise, label_table, write_labels
 from pseudoloss.progress import Silent, Teller, Terminal
-from pseudoloss.runs import Run, RunFolder, load
-from pseudoloss.session import Session, choose_device, learning_rate
+from pseudoloss.runs import Recorded, Run, RunFolder, load
+from pseudoloss.session import Session, choose_device, choose_reader, learning_rate
 from pseudoloss.tracking import NOISE_METRICS, Stages
 from pseudoloss.writer import Writer
+
+OPTIONS = tuple(option.name for option in fields(Options))
 
 
 def train(
@@ -36,77 +40,157 @@ def train(
     config: str | Path | None = None,
     resume: bool = False,
     minutes: float | None = None,
+    time_budget: float | None = None,
+    checkpoint_every: int = 1,
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
     """Train a classifier on images whose labels cannot be trusted.
 
     Args:
-        source: see `open_source`. May be left out when a run is resumed.
+        source: see `find_source`. May be left out when a run is resumed.
         out: the run folder, which must be new (or hold the run to resume). None: keep everything
             in memory.
         preset: settings to start from; see `pseudoloss.config.PRESETS`.
         config: a TOML file with settings, or the config.json of another run.
         resume: go on with the run in `out`; where there is none yet, begin it.
         minutes: stop after an epoch when so much time is over; `resume` goes on later.
+        time_budget: choose as many epochs as fit into so many minutes.
+        checkpoint_every: epochs between two checkpoints (the last epoch always has one).
         quiet: print nothing.
-        settings: any field of `Settings`, on top of the preset.
+        settings: any field of `Settings`, on top of the preset; and any of `Options`, which say how
+            image files are read.
 
     Returns:
         The run: its label table, metrics, summary and model.
 
     Example:
-        >>> run = train("digits", out="run", corrupt="symmetric:0.4")
+        >>> run = train("photos/", out="run")
         >>> run.labels[run.labels.is_label_issue]
     """
     started = time.monotonic()
+    reading = {name: settings.pop(name) for name in OPTIONS if name in settings}
     asked = request(preset, None if config is None else as_path(config, "--config"), settings)
-    if minutes is not None and not (isinstance(minutes, Real) and minutes > 0):
-        raise InputError(f"--minutes must be above 0, not {minutes}")
+    for flag, value in (("--minutes", minutes), ("--time", time_budget)):
+        if value is not None and not (isinstance(value, Real) and value > 0):
+            raise InputError(f"{flag} must be above 0, not {value}")
+    if not isinstance(checkpoint_every, int) or checkpoint_every < 1:
+        raise InputError(f"--checkpoint-every must be 1 or more, not {checkpoint_every}")
+    if time_budget is not None and "epochs" in asked.values:
+        raise InputError("--time chooses the epochs, and --epochs contradicts it")
     folder = None if out is None else RunFolder(as_path(out, "--out"))
     recorded = folder.recorded() if folder and resume else None
     if folder and recorded is None:
         folder.refuse_if_taken()
     if source is None:
         if recorded is None:
-            raise InputError("SOURCE is missing: say what to train on, such as digits")
+            raise InputError("SOURCE is missing: say what to train on, such as a folder of images")
         source = recorded.source
 
     wait_for_compilers = load_compilers()
-    data = open_source(source)
-    chosen = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
-    if chosen.corrupt is not None or chosen.pool is not None:
-        noisy = corrupt(data.train, chosen.corrupt, chosen.seed, chosen.pool)
-        data = replace(data, train=noisy)
-    if recorded and recorded.fingerprint != data.fingerprint():
-        raise InputError(
-            f"--resume: the images or labels of {data.name} are not those the run began with"
-        )
-    wait_for_compilers()
     teller: Teller = Silent() if quiet else Terminal()
-    if folder and folder.checkpoint.exists():  # its weights take the place of published ones
-        chosen = replace(chosen, pretrained=False)
-    device = choose_device(chosen.device)
-    with (
-        teller,
-        using(device),
-        private_chance(),
-        memory_errors(chosen),
-        Session(data, chosen, teller) as session,
-    ):
-        if folder is None:
-            return fit(session, None, started, minutes)
-        with folder.lock():
-            if folder.recorded() != recorded:
-                raise BusyError(f"--out {folder.path}: another process has begun a run here")
-            if recorded is None:
-                named = isinstance(source, str | Path)
-                with folder.writing():
-                    folder.create(absolute(str(source)) if named else data.name, session)
-            if folder.finished:
-                teller.say(f"{folder.path} is finished already.")
-                return load(folder.path)
-            return fit(session, folder, started, minutes)
+    with teller:
+        prepared = prepare(source, asked, recorded, reading, teller)
+        data, chosen = prepared.data, prepared.settings
+        if recorded and recorded.fingerprint != data.fingerprint():
+            raise InputError(
+                f"--resume: the images or labels of {data.name} are not those the run began with"
+            )
+        wait_for_compilers()
+        device = choose_device(chosen.device)
+        resumed = folder is not None and folder.checkpoint.exists()
+        with using(device), private_chance(), memory_errors(chosen):
+            if time_budget is not None and recorded is None:
+                left = 60 * time_budget - (time.monotonic() - started)
+                chosen = in_time(data, chosen, teller, left)
+            with Session(data, chosen, teller, resumed) as session:
+                if folder is None:
+                    return fit(session, None, started, minutes, checkpoint_every)
+                with folder.lock():
+                    if folder.recorded() != recorded:
+                        raise BusyError(
+                            f"--out {folder.path}: another process has begun a run here"
+                        )
+                    if recorded is None:
+                        named = isinstance(source, str | Path)
+                        words = absolute(str(source)) if named else data.name
+                        with folder.writing():
+                            folder.create(words, session, prepared.options, prepared.skipped)
+                    if folder.finished:
+                        teller.say(f"{folder.path} is finished already.")
+                        return load(folder.path)
+                    tell_skipped(prepared.skipped, folder, teller)
+                    return fit(session, folder, started, minutes, checkpoint_every)
+
+
+class Prepared(NamedTuple):
+    """What a run is about to train on, and how."""
+
+    data: Data
+    settings: Settings
+    options: Options
+    skipped: tuple[Skipped, ...]
+
+
+def prepare(
+    source: Source,
+    asked: Request,
+    recorded: Recorded | None,
+    reading: dict[str, Any],
+    teller: Teller,
+) -> Prepared:
+    """Find the images, choose the settings, read and corrupt the images."""
+    options = Options(**reading)
+    if recorded:
+        options = replace(recorded.options, **reading)
+        if options != recorded.options:
+            name = next(name for name in reading if reading[name] != vars(recorded.options)[name])
+            raise InputError(
+                f"--{name.replace('_', '-')} is not what the run began with; leave it out to resume"
+            )
+    if options.test is not None and not recorded:
+        options = replace(options, test=absolute(options.test))
+    seed = recorded.settings.seed if recorded else asked.values.get("seed", Settings.seed)
+    found = find_source(source, options, seed, teller.progress)
+    skipped: tuple[Skipped, ...] = ()
+    if isinstance(found, Listing):
+        usual = asked.settings(found.preset)
+        settings = (
+            asked.resume(recorded.settings)
+            if recorded
+            else asked.settings(found.preset, fit_to_data(found, usual))
+        )
+        reader, seen = choose_reader(found, settings, options.fit)
+        data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
+        check_trainable(data.train, data.name)
+    else:
+        data = found
+        settings = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
+    if settings.corrupt is not None or settings.pool is not None:
+        noisy = corrupt(data.train, settings.corrupt, settings.seed, settings.pool)
+        data = replace(data, train=noisy)
+    return Prepared(data, settings, options, skipped)
+
+
+def in_time(data: Data, settings: Settings, teller: Teller, seconds: float) -> Settings:
+    """The settings with as many epochs as fit into the time."""
+    teller.progress("timing a few steps", 0, 1)
+    with Session(data, settings, teller) as session:
+        epochs = epochs_in(session, seconds)
+    # The share of the warm-up stays as the settings have it.
+    warmup = settings.warmup
+    if warmup is not None:
+        warmup = min(max(1, round(warmup * epochs / settings.epochs)), epochs - 1)
+    return replace(settings, epochs=epochs, warmup=warmup)
+
+
+def tell_skipped(skipped: tuple[Skipped, ...], folder: RunFolder, teller: Teller) -> None:
+    if skipped:
+        first = skipped[0]
+        teller.notice(
+            f"{len(skipped):,} files cannot be read and are left out (the first: {first.path}, "
+            f"{first.reason}); {folder.path / 'skipped.csv'} lists them"
+        )
 
 
 @dataclass
@@ -122,7 +206,13 @@ class Record:
     notices: list[dict[str, Any]] = field(default_factory=list)
 
 
-def fit(session: Session, folder: RunFolder | None, started: float, minutes: float | None) -> Run:
+def fit(
+    session: Session,
+    folder: RunFolder | None,
+    started: float,
+    minutes: float | None,
+    checkpoint_every: int,
+) -> Run:
     """Train the epochs that are not done yet, then write what was found out."""
     settings, teller = session.settings, session.teller
     record, lines = restore(session, folder)
@@ -144,7 +234,9 @@ def fit(session: Session, folder: RunFolder | None, started: float, minutes: flo
             next_end = spent + sum(line["seconds"].values())
             time_is_up = minutes is not None and next_end > 60 * minutes
             if folder:
-                save(session, folder, record, time_is_up, writer)
+                is_last = time_is_up or record.epochs == settings.epochs
+                is_due = is_last or record.epochs % checkpoint_every == 0
+                save(session, folder, record, is_due, writer)
             teller.say(wording.epoch_line(settings, line, record.best))
     if minutes is not None and record.epochs < settings.epochs:
         teller.say(wording.stopped_early(minutes, record.epochs, path))
@@ -176,6 +268,7 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
         record.best, record.best_epoch = accuracy, epoch + 1
     if stages is not None:
         notice(session, record, symptoms(session, epoch, stages))
+    notice(session, record, {"files": health.lost_files(session.lost_files())})
     parts = ("train", "track", "validate")
     record.last = {
         "epoch": epoch + 1,
@@ -274,14 +367,10 @@ def restore(session: Session, folder: RunFolder | None) -> tuple[Record, list[di
     return record, folder.metrics()
 
 
-def save(
-    session: Session, folder: RunFolder, record: Record, time_is_up: bool, writer: Writer
-) -> None:
+def save(session: Session, folder: RunFolder, record: Record, is_due: bool, writer: Writer) -> None:
     """Take a snapshot of an epoch, and have it written while the next one trains."""
-    settings, model, epochs = session.settings, session.model, record.epochs
+    model, epochs = session.model, record.epochs
     is_best = record.best_epoch == epochs
-    is_last = time_is_up or epochs == settings.epochs
-    is_due = is_last or epochs % settings.checkpoint_every == 0
     tensors: dict[str, Tensor] = {}
     if is_best or is_due:
         tensors = checkpoint.tensors_of(session.network, session.optimiser, session.memory)
@@ -342,7 +431,10 @@ def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[st
             "last": record.last["accuracy"],
             "best": record.best,
             "best_epoch": record.best_epoch,
+            "on": session.data.test_name if session.data.test else None,
+            "noisy_labels": session.data.noisy_test if session.data.test else None,
         },
+        "estimated_noise": estimated_noise(labels),
         "detection": record.last["detection"] or nothing,
         "guesses": record.last["guesses"] or {"accuracy": None, "auc": None},
         "knn_accuracy": record.last.get("knn_accuracy"),

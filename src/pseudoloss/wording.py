@@ -104,9 +104,11 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
     accuracy, detection, guesses = (summary[key] for key in ("accuracy", "detection", "guesses"))
     if accuracy["last"] is not None:
         lines.append(
-            f"  accuracy   {accuracy['last']:.2f}% on the test images after the last epoch "
+            f"  accuracy   {accuracy['last']:.2f}% on {accuracy['on']} after the last epoch "
             f"(best {accuracy['best']:.2f}% in epoch {accuracy['best_epoch']})"
         )
+        if accuracy["noisy_labels"]:
+            lines.append("             on noisy labels: theirs may be wrong as well")
     if detection["auc"] is not None:
         lines.append(
             f"  detection  precision {_two(detection['precision'])}, "
@@ -117,6 +119,12 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
             f"  guesses    {guesses['accuracy']:.1f}% right on noisy images, "
             f"AUC of trust {_two(guesses['auc'])}"
         )
+    noise = summary["estimated_noise"]
+    worst = max(noise["by_class"], key=noise["by_class"].__getitem__)
+    lines.append(
+        f"  noise      {noise['rate']:.1%} of the labels seem to be wrong; most in class {worst} "
+        f"({noise['by_class'][worst]:.1%})"
+    )
     keep, relabel, look = (summary["actions"][name] for name in ("keep", "relabel", "look"))
     lines.append(f"  labels     {keep:,} to keep, {relabel:,} to relabel, {look:,} to look at")
     if path is not None:

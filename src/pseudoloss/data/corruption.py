@@ -11,7 +11,7 @@ import torch
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.data import label_files, pool
-from pseudoloss.data.images import OUT, ImageSet
+from pseudoloss.data.images import OUT, FileImages, ImageSet
 from pseudoloss.errors import InputError
 
 BLOCK = 5  # classes that asymmetric-blocks takes together
@@ -56,10 +56,15 @@ def corrupt(
         return changed
     random = np.random.default_rng([seed, 0xC2])
     drawn = pool.draw(pool_place, len(out), images.size, images.channels, random)
+    if isinstance(images.images_NCHW, FileImages):
+        raise InputError(
+            f"--pool {pool_place}: images that stay in their files cannot be replaced; "
+            "--images host reads them into memory"
+        )
     pixels = images.images_NCHW.clone()
     pixels[torch.from_numpy(out)] = drawn
     true_N[torch.from_numpy(out)] = OUT
-    return replace(changed, images_NCHW=pixels)
+    return replace(changed, images_NCHW=pixels, digest="")
 
 
 @dataclass(frozen=True)

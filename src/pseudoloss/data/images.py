@@ -3,16 +3,46 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pseudoloss.data.image_files import Fit, Reader
 from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times
 OUT = -1  # the truth about an image that belongs to no class
+
+
+SAMPLE = 512  # images of which the statistics of files are taken
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """N images that stay in their files, and are decoded when they are needed (pixels.py)."""
+
+    paths: tuple[Path, ...]
+    reader: Reader
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (len(self), self.reader.channels, *self.reader.size)
+
+    @property
+    def nbytes(self) -> int:
+        N, C, H, W = self.shape
+        return N * C * H * W
+
+    def sample(self) -> Tensor:
+        """Some of them, from everywhere in the set."""
+        step = max(1, len(self) // SAMPLE)
+        return torch.from_numpy(np.stack([self.reader.read(path) for path in self.paths[::step]]))
 
 
 @dataclass(frozen=True)
@@ -23,12 +53,13 @@ class ImageSet:
     evaluation alone; nothing that trains is ever handed it.
     """
 
-    images_NCHW: Tensor  # uint8, 1 or 3 channels
+    images_NCHW: Tensor | FileImages  # uint8, 1 or 3 channels
     given_N: Tensor  # int64, 0 to C-1; may be wrong
     classes: tuple[str, ...]
     true_N: Tensor | None = None
     paths: tuple[str, ...] | None = None
     superclasses: tuple[int, ...] | None = None  # of each class, where the source knows them
+    digest: str = ""  # of the files that the images were read from, if they were
 
     def __len__(self) -> int:
         return len(self.images_NCHW)
@@ -74,13 +105,22 @@ class Data:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     preset: str = "default"  # used when the user names none
+    test_name: str = "the test images"  # as the run calls them
+    noisy_test: bool = False  # held out of the images to train on, so its labels may be wrong too
+    image_size: int | None = None  # what a network is to see of an image, where the source says it
+    fit: Fit = "stretch"  # how files of other shapes are brought to the size of the images
 
     def fingerprint(self) -> str:
         """Changes when a pixel, a label or a class name does."""
         digest = hashlib.sha256(repr(self.train.classes).encode())
         for part in (self.train, self.test):
-            for tensor in (part.images_NCHW, part.given_N, part.true_N) if part else ():
-                if tensor is not None:
+            if part is None:
+                continue
+            images = part.images_NCHW
+            if part.digest or isinstance(images, FileImages):
+                digest.update(f"{tuple(images.shape)} {part.digest}".encode())
+            for tensor in (None if part.digest else images, part.given_N, part.true_N):
+                if isinstance(tensor, Tensor):
                     digest.update(repr(tensor.shape).encode())
                     digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
@@ -89,7 +129,8 @@ class Data:
         """Mean and standard deviation of each channel: published, or measured on the images."""
         if self.mean:
             return self.mean, self.std
-        return channel_statistics(self.train.images_NCHW)
+        images = self.train.images_NCHW
+        return channel_statistics(images.sample() if isinstance(images, FileImages) else images)
 
 
 def channel_statistics(images_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -11,8 +11,19 @@ import numpy as np
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.cifar import cifar10, cifar100
 from pseudoloss.data.cnwl import cnwl
+from pseudoloss.data.folder import folder_parts
 from pseudoloss.data.imagenet32 import imagenet32
 from pseudoloss.data.images import Data, arrays, check_trainable
+from pseudoloss.data.listing import (
+    Listed,
+    Listing,
+    Options,
+    Progress,
+    list_files,
+    no_progress,
+    with_test,
+)
+from pseudoloss.data.table import SUFFIXES, table_parts
 from pseudoloss.data.webfg import web
 from pseudoloss.errors import InputError
 
@@ -31,26 +42,75 @@ PLACES = {"cnwl": "DIR:0.4"}  # where it is more than a folder
 NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true_labels")
 
 
-def open_source(source: Source) -> Data:
-    """The images of a source, checked.
+def find_source(
+    source: Source, options: Options | None = None, seed: int = 1, progress: Progress = no_progress
+) -> Data | Listing:
+    """A source: its images, checked; or, of image files, what there is to be read.
 
     Args:
-        source: `"digits"`, `"cifar10:DIR"`, `"cifar100:DIR"`, `"cnwl:DIR:0.4"`,
-            `"imagenet32:DIR"`, `"web-aircraft:DIR"`, `"web-bird:DIR"`, `"web-car:DIR"`, the path
-            of an `.npz` file, a pair of arrays `(images, labels)`, or what `arrays` returned.
+        source: the path of a folder of class folders, of a table (`.csv`, `.tsv`, `.parquet`) or of
+            an `.npz` file; `"digits"`, `"cifar10:DIR"`, `"cifar100:DIR"`, `"cnwl:DIR:0.4"`,
+            `"imagenet32:DIR"`, `"web-aircraft:DIR"`, `"web-bird:DIR"`, `"web-car:DIR"`; a pair of
+            arrays `(images, labels)`, or what `arrays` returned.
+        options: how image files are read.
+        seed: decides which images are held out.
+        progress: is told how far reading has come.
     """
-    if isinstance(source, Data):
+    options = options or Options()
+    if isinstance(source, str | Path):
+        words = str(source)
+        parts = file_parts(words, options)
+        if parts is not None:
+            listing = list_files(words, parts, options, seed, progress)
+            if options.test is not None:
+                listing = with_test(listing, named_test(options), options, progress)
+            return listing
+        data = _open_words(words)
+    elif isinstance(source, Data):
         data = source
     elif isinstance(source, tuple) and len(source) == 2:
         data = arrays(*source)
-    elif isinstance(source, str | Path):
-        data = _open_words(str(source))
     else:
         raise InputError(
             f"source must be words, a path or a pair (images, labels), not {type(source).__name__}"
         )
+    for name, value in vars(options).items():
+        if value != vars(Options())[name]:
+            raise InputError(f"--{name.replace('_', '-')} is for folders and tables of image files")
     check_trainable(data.train, data.name)
     return data
+
+
+def named_test(options: Options) -> Listed:
+    """The images of --test: all that is in a folder, in a table, or in its part for testing."""
+    words = options.test or ""
+    path = Path(words).expanduser()
+    parts = file_parts(words, options)
+    if parts is None:
+        what = "neither a folder nor a table" if path.exists() else "no such file or folder"
+        raise InputError(f"--test {words}: {what}")
+    return parts.get("test") or parts.get("val") or parts["train"]
+
+
+def open_source(source: Source) -> Data:
+    """The images of a source that are not in files of their own (see `find_source`)."""
+    found = find_source(source)
+    if isinstance(found, Listing):
+        raise InputError(f"{found.name}: is a source of image files, which must be read first")
+    return found
+
+
+def file_parts(words: str, options: Options) -> dict[str, Listed] | None:
+    """The parts of a folder or a table; None where the words mean something else."""
+    path = Path(words).expanduser()
+    kind, colon, _ = words.partition(":")
+    if words == "digits" or (colon and kind in PLACED):
+        return None
+    if path.suffix.lower() in SUFFIXES:
+        return table_parts(path, options, words)
+    if path.is_dir():
+        return folder_parts(path, words)
+    return None
 
 
 def _open_words(words: str) -> Data:
@@ -64,7 +124,9 @@ def _open_words(words: str) -> Data:
     spelt = {name: f"{name}:{PLACES.get(name, 'DIR')}" for name in PLACED}
     if kind in PLACED:
         raise InputError(f"source {words}: say where its files are, as {spelt[kind]}")
-    known = ("digits", *spelt.values(), "FILE.npz")
+    known = ("digits", *spelt.values(), "FILE.npz", "FOLDER/", "TABLE.csv")
+    if Path(words).expanduser().exists():
+        raise InputError(f"source {words}: neither a folder nor a table (.csv, .parquet, .npz)")
     raise InputError(f"source {words}: no such source{did_you_mean(words, known)}")
 
 
@@ -74,7 +136,9 @@ def absolute(words: str) -> str:
     if colon and kind in PLACED:
         folder, colon, ratio = place.rpartition(":") if kind in PLACES else (place, "", "")
         return f"{kind}:{Path(folder).expanduser().resolve()}{colon}{ratio}"
-    return str(Path(words).expanduser().resolve()) if words.endswith(".npz") else words
+    path = Path(words).expanduser()
+    is_path = words != "digits" and (path.suffix.lower() in (*SUFFIXES, ".npz") or path.is_dir())
+    return str(path.resolve()) if is_path else words
 
 
 def digits() -> Data:

@@ -1,0 +1,74 @@
+"""A folder of class folders, with or without train/, val/ and test/."""
+
+import os
+from pathlib import Path
+
+from pseudoloss.data.listing import Listed, name_of
+from pseudoloss.errors import InputError
+
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def folder_parts(root: Path, where: str) -> dict[str, Listed]:
+    """The parts of a folder: "train" and, where they are there, "val" and "test"."""
+    folders = _folders(root, where)
+    named = {PARTS[path.name.lower()]: path for path in folders if path.name.lower() in PARTS}
+    if "train" in named:
+        # A folder may hold both the parts and something else; a class called "train" may not.
+        found = {part: class_folders(path, root, where) for part, path in named.items()}
+        return {part: listed for part, listed in found.items() if part == "train" or len(listed)}
+    return {"train": class_folders(root, root, where)}
+
+
+def class_folders(root: Path, base: Path, where: str) -> Listed:
+    """Every file below each folder of `root`; the folder's name is the label."""
+    folders = _folders(root, where)
+    if not folders:
+        hint = (
+            "; it holds images themselves, and each class wants a folder of its own"
+            if any(path.is_file() for path in root.iterdir())
+            else ""
+        )
+        raise InputError(f"{where}: {root} holds no folders of classes{hint}")
+    paths, labels = [], []
+    for folder in folders:
+        inside = files_below(folder)
+        paths += inside
+        labels += [folder.name] * len(inside)
+    names = tuple(name_of(path, base) for path in paths)
+    return Listed(tuple(paths), names, tuple(map(_printable, labels)))
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and in all folders inside it, in order; links are followed, once."""
+    found: list[Path] = []
+    seen: set[str] = set()
+    for inner, folders, names in os.walk(folder, followlinks=True):
+        real = str(Path(inner).resolve())
+        if real in seen:  # a link to a folder further up
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(inner) / name for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def _folders(root: Path, where: str) -> list[Path]:
+    try:
+        inside = sorted(root.iterdir())
+        return [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+    except OSError as error:
+        raise InputError(f"{where}: {root} cannot be read ({error.strerror})") from None
+
+
+def _printable(label: str) -> str:
+    return os.fsencode(label).decode("utf-8", "backslashreplace")

@@ -1,0 +1,167 @@
+"""One image file: whatever its format and mode, 8 bits a channel, grey or RGB, in one size.
+
+Shapes: C channels, H high, W wide.
+"""
+
+import io
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+Fit = Literal["crop", "stretch"]
+
+# Modes that hold more than 8 bits a pixel, and those in which a pixel can be see-through.
+DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+SEE_THROUGH = ("RGBA", "LA", "PA", "La", "RGBa")
+GREY = ("1", "L", *DEEP)
+
+
+class UnreadableError(Exception):
+    """A file that is no image, or not one that can be read. The message is the reason."""
+
+
+class Header(NamedTuple):
+    """What a file says of its image before it is decoded."""
+
+    width: int
+    height: int
+    mode: str
+    format: str
+
+    @property
+    def is_grey(self) -> bool:
+        return self.mode in GREY
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How image files become pixels. The same for training and for prediction.
+
+    Attributes:
+        channels: 1 or 3.
+        size: height and width of the result.
+        fit: "crop": the shorter side is brought to the size, and the centre kept; "stretch": all
+            of the image, in another shape.
+    """
+
+    channels: int
+    size: tuple[int, int]
+    fit: Fit = "crop"
+
+    def read(self, path: str | Path) -> np.ndarray:
+        """A file as uint8 C,H,W."""
+        return self.decode(_bytes_of(path))
+
+    def decode(self, content: bytes) -> np.ndarray:
+        """The bytes of a file as uint8 C,H,W."""
+        with _open(content) as image:
+            try:
+                if image.format == "JPEG":  # its decoder can make it smaller on the way
+                    image.draft(None, (2 * self.size[1], 2 * self.size[0]))
+                image.load()
+                return self.pixels(image)
+            except UnreadableError:
+                raise
+            except Exception as error:  # PIL's plugins raise whatever they like
+                raise UnreadableError(_reason(error)) from None
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """An image of PIL's as uint8 C,H,W."""
+        image = _upright(image)
+        image = _eight_bits(image).convert("L" if self.channels == 1 else "RGB")
+        array = np.asarray(_fitted(image, self.size, self.fit))
+        return np.ascontiguousarray(array.reshape(*self.size, self.channels).transpose(2, 0, 1))
+
+
+def header(path: str | Path) -> Header:
+    """What a file says of its image. Only its first bytes are read."""
+    try:
+        if Path(path).stat().st_size == 0:
+            raise UnreadableError("empty file")
+        with warnings.catch_warnings(), Image.open(path) as image:
+            warnings.simplefilter("ignore")
+            width, height = image.size
+            return Header(width, height, image.mode, image.format or "")
+    except UnreadableError:
+        raise
+    except Exception as error:
+        raise UnreadableError(_reason(error)) from None
+
+
+def _bytes_of(path: str | Path) -> bytes:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UnreadableError(_reason(error)) from None
+    return content
+
+
+def _open(content: bytes) -> Image.Image:
+    if not content:
+        raise UnreadableError("empty file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Image.open(io.BytesIO(content))
+    except Exception as error:
+        raise UnreadableError(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image, or a broken one"
+    if isinstance(error, Image.DecompressionBombError):
+        return "too many pixels"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its camera says."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        return image
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """8 bits a channel, on white where it was see-through."""
+    if image.mode in DEEP:
+        return Image.fromarray(_scaled(np.asarray(image), image.mode))
+    if image.mode in SEE_THROUGH or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image
+
+
+def _scaled(values: np.ndarray, mode: str) -> np.ndarray:
+    """Grey values of more than 8 bits, or fractions, as 0 to 255."""
+    values = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
+    most = values.max(initial=0)
+    if mode == "F" and most <= 1:  # fractions
+        scale = 255.0
+    elif mode in ("I", "F") and most <= 255:
+        scale = 1.0
+    else:
+        scale = 255 / max(most, 65535)
+    return np.rint(values * scale).clip(0, 255).astype(np.uint8)
+
+
+def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
+    height, width = size
+    if image.size == (width, height):
+        return image
+    if fit == "stretch":
+        return image.resize((width, height), Image.Resampling.BICUBIC)
+    return ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+
+
+def shown(path: str | Path) -> str:
+    """A path as it can be printed and written to a table, whatever bytes it is made of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

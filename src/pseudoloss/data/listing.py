@@ -1,0 +1,342 @@
+"""Image files with a label each: listed first, read when it is known what is wanted of them.
+
+A folder or a table becomes a `Listing`. Its headers tell how large and how coloured the images are,
+which settings depend on; then `read` decodes them, or leaves them to be decoded in every epoch.
+"""
+
+import hashlib
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pseudoloss.data.decode import in_order
+from pseudoloss.data.image_files import Header, Reader, UnreadableError, header, shown
+from pseudoloss.data.images import Data, FileImages, ImageSet
+from pseudoloss.errors import InputError
+
+LARGE = 64  # pixels: images whose shorter side is longer than this are photographs
+MOST_OF_THE_MEMORY = 0.5  # share of the free memory that decoded images may take
+AT_ONCE = 256  # files that a thread pool is given at a time
+
+Progress = Callable[[str, int, int], None]  # what is done, how many of how many
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Tells nothing."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a source is to be read. Written to config.json, as it belongs to the source.
+
+    Attributes:
+        test: another source, whose labels are right, to measure accuracy on.
+        hold_out: the share of images that is held out for that where the source has no part for it.
+        strict: refuse files that cannot be read, instead of leaving them out.
+        fit: how images of other shapes become squares; see `Reader`.
+        columns: names of the columns of a table: path, label and split.
+    """
+
+    test: str | None = None
+    hold_out: float = 0.1
+    strict: bool = False
+    fit: Literal["crop", "stretch"] = "crop"
+    path_column: str = "path"
+    label_column: str = "label"
+    split_column: str = "split"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.hold_out, int | float) and 0 <= self.hold_out < 1):
+            raise InputError(f"--hold-out must be at least 0 and below 1, not {self.hold_out}")
+        if self.fit not in ("crop", "stretch"):
+            raise InputError(f"--fit must be crop or stretch, not {self.fit}")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Files with a label each."""
+
+    paths: tuple[Path, ...]
+    names: tuple[str, ...]  # of the files, for tables
+    labels: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def where(self, keep: Sequence[bool] | np.ndarray) -> "Listed":
+        chosen = np.flatnonzero(np.asarray(keep))
+        return Listed(
+            tuple(self.paths[i] for i in chosen),
+            tuple(self.names[i] for i in chosen),
+            tuple(self.labels[i] for i in chosen),
+        )
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that is left out, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder or a table holds, none of it decoded yet."""
+
+    name: str
+    train: Listed
+    test: Listed | None
+    test_name: str = ""  # how the run calls the test images
+    noisy_test: bool = False  # whether their labels may be wrong too
+    skipped: tuple[Skipped, ...] = ()
+    headers: tuple[Header, ...] = field(default=(), repr=False)  # of the training images
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(in_order(self.train.labels))
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Training images of each class."""
+        return dict(Counter(self.train.labels))
+
+    @property
+    def typical_side(self) -> int:
+        """The median of the shorter sides."""
+        return int(median(min(h.width, h.height) for h in self.headers))
+
+    @property
+    def is_grey(self) -> bool:
+        return all(h.is_grey for h in self.headers)
+
+    @property
+    def preset(self) -> str:
+        """Photographs are worth a network that has seen others; small pictures are not."""
+        return "finetune" if self.typical_side > LARGE else "scratch"
+
+    def read(
+        self,
+        reader: Reader,
+        image_size: int,
+        where: Literal["auto", "device", "host", "files"],
+        strict: bool,
+        progress: Progress = no_progress,
+    ) -> tuple[Data, tuple[Skipped, ...]]:
+        """The images, brought to one size; and the files that had to be left out, all of them.
+
+        Every file is read once, so that none that is broken is met later on. "auto" keeps what was
+        decoded if it fits into memory; "files" decodes anew in every epoch.
+        """
+        parts = [part for part in (self.train, self.test) if part is not None]
+        needed = sum(map(len, parts)) * reader.channels * reader.size[0] * reader.size[1]
+        keep = where in ("device", "host") or (
+            where == "auto" and needed <= MOST_OF_THE_MEMORY * free_memory()
+        )
+        place = {label: i for i, label in enumerate(self.classes)}
+        skipped = list(self.skipped)
+        sets = []
+        for part, what in zip(parts, ("images", "test images"), strict=False):
+            images, digest, kept, broken = _decoded(part, reader, keep, what, progress)
+            skipped += broken
+            if broken and strict:
+                refuse(broken[0], self.name)
+            left = part.where(kept)
+            for label in self.classes:
+                if what == "images" and label not in left.labels:
+                    raise InputError(f"{self.name}: no image of the class {label} can be read")
+            given_N = torch.tensor([place[label] for label in left.labels], dtype=torch.long)
+            sets.append(ImageSet(images, given_N, self.classes, paths=left.names, digest=digest))
+        test = sets[1] if len(sets) > 1 and len(sets[1]) else None
+        data = Data(
+            self.name,
+            sets[0],
+            test,
+            preset=self.preset,
+            test_name=self.test_name,
+            noisy_test=self.noisy_test,
+            image_size=image_size,
+            fit=reader.fit,
+        )
+        return data, tuple(skipped)
+
+
+def list_files(
+    name: str,
+    parts: dict[str, Listed],
+    options: Options,
+    seed: int,
+    progress: Progress = no_progress,
+) -> Listing:
+    """A listing of the parts of a source: "train" and, if they are there, "val" and "test".
+
+    Files whose headers cannot be read are left out. Accuracy is measured on "val", else on "test",
+    else on images that are held out of "train".
+    """
+    train, headers, skipped = _with_headers(parts["train"], "headers", progress)
+    if skipped and options.strict:
+        refuse(skipped[0], name)
+    if not len(train):
+        reason = f" ({skipped[0].path}: {skipped[0].reason})" if skipped else ""
+        raise InputError(f"{name}: no images can be read{reason}")
+    part = next((part for part in ("val", "test") if part in parts), None)
+    test: Listed | None = None
+    test_name = ""
+    if part is not None:
+        test, _, more = _with_headers(parts[part], f"headers of {part}", progress)
+        skipped += more
+        if more and options.strict:
+            refuse(more[0], name)
+        _refuse_other_classes(test, train, f"{name}: the {part} part")
+        test_name = f"the {part} images"
+    elif options.test is None and options.hold_out > 0:
+        out = held_out(train.labels, options.hold_out, seed)
+        if out.any():
+            test = train.where(out)
+            train, headers = train.where(~out), [headers[i] for i in np.flatnonzero(~out)]
+            test_name = "held-out images"
+    if test is not None and not len(test):
+        test, test_name = None, ""
+    noisy_test = part is None and test is not None
+    return Listing(name, train, test, test_name, noisy_test, tuple(skipped), tuple(headers))
+
+
+def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
+    """Which images to hold out: that share of each class, and of each at most what leaves two."""
+    random = np.random.default_rng([seed, 0x40])
+    array = np.asarray(labels, dtype=object)
+    out = np.zeros(len(array), dtype=bool)
+    for label in in_order(labels):
+        members = np.flatnonzero(array == label)
+        count = min(int(share * len(members) + 0.5), max(len(members) - 2, 0))
+        out[random.permutation(members)[:count]] = True
+    return out
+
+
+def with_test(
+    listing: Listing, test: Listed, options: Options, progress: Progress = no_progress
+) -> Listing:
+    """A listing with the test images that `options` names."""
+    test, _, skipped = _with_headers(test, "headers of test images", progress)
+    if skipped and options.strict:
+        refuse(skipped[0], f"--test {options.test}")
+    _refuse_other_classes(test, listing.train, f"--test {options.test}")
+    if not len(test):
+        raise InputError(f"--test {options.test}: no images can be read")
+    return replace(
+        listing,
+        test=test,
+        test_name=f"the images of {options.test}",
+        noisy_test=False,
+        skipped=(*listing.skipped, *skipped),
+    )
+
+
+def _refuse_other_classes(test: Listed, train: Listed, where: str) -> None:
+    known = set(train.labels)
+    for name, label in zip(test.names, test.labels, strict=True):
+        if label not in known:
+            raise InputError(f"{where}: {name} has the class {label}, which no training image has")
+
+
+def refuse(skipped: Skipped, name: str) -> NoReturn:
+    raise InputError(
+        f"{name}: {skipped.path} cannot be read ({skipped.reason}); without --strict it would be "
+        "left out"
+    )
+
+
+def free_memory() -> int:
+    """Bytes of memory that can be had without pushing anything out."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return 4 * 2**30
+
+
+def _with_headers(
+    part: Listed, what: str, progress: Progress
+) -> tuple[Listed, list[Header], list[Skipped]]:
+    found = _for_each(part.paths, header, what, progress)
+    skipped = [
+        Skipped(name, result.args[0])
+        for name, result in zip(part.names, found, strict=True)
+        if isinstance(result, UnreadableError)
+    ]
+    kept = part.where([not isinstance(result, UnreadableError) for result in found])
+    return kept, [result for result in found if isinstance(result, Header)], skipped
+
+
+def _decoded(
+    part: Listed, reader: Reader, keep: bool, what: str, progress: Progress
+) -> tuple[Tensor | FileImages, str, np.ndarray, list[Skipped]]:
+    """The images of a part, in memory or as files, and their digest; which of its files they are,
+    and the others."""
+    room = np.empty((len(part) if keep else 0, reader.channels, *reader.size), np.uint8)
+    sums = [""] * len(part)
+
+    def read(i: int) -> None:
+        try:
+            content = part.paths[i].read_bytes()
+        except OSError as error:
+            raise UnreadableError(error.strerror or str(error)) from None
+        pixels = reader.decode(content)
+        sums[i] = f"{part.names[i]} {len(content)} {zlib.crc32(content)}"
+        if keep:
+            room[i] = pixels
+
+    found = _for_each(range(len(part)), read, f"reading {what}", progress)
+    kept = np.array([result is None for result in found], dtype=bool)
+    digest = hashlib.sha256(f"{reader}\n".encode() + "\n".join(sums).encode()).hexdigest()
+    skipped = [
+        Skipped(name, result.args[0])
+        for name, result in zip(part.names, found, strict=True)
+        if result is not None
+    ]
+    if keep:
+        return torch.from_numpy(room if kept.all() else room[kept]), digest, kept, skipped
+    return FileImages(part.where(kept).paths, reader), digest, kept, skipped
+
+
+def _for_each(
+    items: Sequence[Any], function: Callable[[Any], Any], what: str, progress: Progress
+) -> list[Any]:
+    """What a function makes of each, or why it could not; by threads, since PIL lets them run."""
+
+    def attempt(item: Any) -> Any:
+        try:
+            return function(item)
+        except UnreadableError as error:
+            return error
+
+    found: list[Any] = []
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for start in range(0, len(items), AT_ONCE):
+            found += threads.map(attempt, items[start : start + AT_ONCE])
+            progress(what, len(found), len(items))
+    return found
+
+
+def name_of(path: Path, root: Path) -> str:
+    """A file as tables call it: its path inside the source, or its whole path if elsewhere."""
+    try:
+        return shown(path.relative_to(root))
+    except ValueError:
+        return shown(path)

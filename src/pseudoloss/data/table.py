@@ -1,0 +1,86 @@
+"""A table of images: CSV or Parquet, a row an image."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pseudoloss.config import did_you_mean
+from pseudoloss.data.folder import PARTS
+from pseudoloss.data.listing import Listed, Options, name_of
+from pseudoloss.errors import InputError
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+
+
+def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
+    """The parts of a table. Paths in it begin beside the table, or at the root of the disk."""
+    rows = _read(path, where)
+    for name in (options.path_column, options.label_column):
+        if name not in rows:
+            flag = "--path-column" if name == options.path_column else "--label-column"
+            hint = did_you_mean(name, map(str, rows.columns))
+            raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
+    places = _texts(rows[options.path_column], options.path_column, where)
+    labels = _texts(rows[options.label_column], options.label_column, where)
+    splits = ["train"] * len(rows)
+    if options.split_column in rows:
+        splits = [
+            PARTS.get(split.lower(), split)
+            for split in _texts(rows[options.split_column], options.split_column, where)
+        ]
+    elif options.split_column != Options.split_column:
+        hint = did_you_mean(options.split_column, map(str, rows.columns))
+        raise InputError(
+            f"{where}: has no column {options.split_column} (see --split-column){hint}"
+        )
+    for row, split in enumerate(splits):
+        if split not in ("train", "val", "test"):
+            raise InputError(
+                f"{where}: row {row + 1}: {options.split_column} must be train, val or test, "
+                f"not {split}"
+            )
+    root = path.parent
+    parts = {}
+    for part in ("train", "val", "test"):
+        chosen = [i for i, split in enumerate(splits) if split == part]
+        if chosen:
+            files = [root / Path(places[i]).expanduser() for i in chosen]
+            parts[part] = Listed(
+                tuple(files),
+                tuple(name_of(file, root) for file in files),
+                tuple(labels[i] for i in chosen),
+            )
+    if "train" not in parts:
+        raise InputError(f"{where}: has no rows to train on")
+    return parts
+
+
+def _read(path: Path, where: str) -> pd.DataFrame:
+    try:
+        if path.suffix.lower() == ".parquet":
+            return pd.read_parquet(path)
+        separator = "\t" if path.suffix.lower() == ".tsv" else ","
+        return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file") from None
+    except ImportError:
+        raise InputError(
+            f"{where}: reading Parquet needs pyarrow: pip install 'pseudoloss[parquet]'"
+        ) from None
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{where}: cannot be read ({' '.join(reason.split())[:200]})") from None
+
+
+def _texts(column: Any, name: str, where: str) -> list[str]:
+    """A column as texts: whole numbers without a point, and nothing empty."""
+    found = []
+    for row, value in enumerate(column.tolist(), 1):
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        text = "" if value is None or value != value else str(value).strip()
+        if not text:
+            raise InputError(f"{where}: row {row}: {name} is empty")
+        found.append(text)
+    return found
