@@ -88,7 +88,9 @@ def test_no_default_lives_outside_config():
         ("flip", "yes", "--flip must be true or false"),
         ("corrupt", 0.4, "--corrupt must be text"),
         ("precision", "fp16", "--precision fp16"),
-        ("checkpoint_every", 0, "--checkpoint-every must be 1"),
+        ("accumulate", 0, "--accumulate must be 1"),
+        ("accumulate", 3, "--accumulate 3 must divide --batch-size 256"),
+        ("accumulate", 256, "--accumulate 256 must divide --batch-size 256"),
     ],
 )
 def test_absurd_settings_are_refused_in_the_words_of_the_flag(name, value, message):
@@ -140,7 +142,7 @@ def test_presets_name_the_share_outside_first(pool, out, inside):
 def test_presets_of_the_web_sets():
     for name in ("web-aircraft", "web-bird", "web-car"):
         web = request(name, None, {}).settings("default")
-        assert (web.network, web.pretrained, web.image_size) == ("resnet50", True, 448)
+        assert (web.network, web.weights, web.image_size) == ("resnet50", "pretrained", 448)
         assert (web.epochs, web.warmup, web.batch_size) == (110, 10, 16)
         assert (web.lr, web.weight_decay, web.threshold) == (0.003, 1e-3, 0.95)
     for noise in (20, 40, 60, 80):
@@ -208,6 +210,29 @@ def test_resuming_keeps_the_settings_of_the_run():
         request(None, None, {"lr": 0.1}).resume(recorded)
     with pytest.raises(InputError, match="--network small-cnn differs"):
         request("digits", None, {}).resume(recorded)
+
+
+def test_batch_size_and_learning_rate_scale_together():
+    assert request("digits", None, {"batch_size": 64}).settings("default").lr == 0.1
+    assert request("digits", None, {"batch_size": 32}).settings("default").lr == 0.05
+    assert request(None, None, {"batch_size": 128}).settings("digits").lr == 0.2
+    assert request("digits", None, {"batch_size": 64, "lr": 0.3}).settings("default").lr == 0.3
+    fitted = request("digits", None, {}).settings("default", {"batch_size": 16})
+    assert (fitted.batch_size, fitted.lr) == (16, 0.025)
+    with pytest.raises(InputError, match="--batch-size must be a whole number"):
+        request("digits", None, {"batch_size": "many"}).settings("default")
+
+
+def test_what_was_asked_for_wins_over_what_fits():
+    asked = request("digits", None, {"batch_size": 8, "balance_prior": "uniform"})
+    settings = asked.settings("default", {"batch_size": 16, "balance_prior": "given"})
+    assert (settings.batch_size, settings.balance_prior) == (8, "uniform")
+
+
+def test_the_same_command_resumes_what_was_fitted():
+    asked = request("digits", None, {"network": "small-cnn"})
+    recorded = asked.settings("default", {"batch_size": 16, "balance_prior": "given"})
+    assert asked.resume(recorded) == recorded
 
 
 def _json(settings):

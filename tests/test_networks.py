@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from pseudoloss.errors import InputError
-from pseudoloss.networks import OWN, build
+from pseudoloss.networks import OWN, build, wanted_input
 
 
 def make(name, channels=3, size=(32, 32), classes=7, **options):
@@ -87,8 +89,8 @@ def test_a_typing_error_gets_a_hint():
 
 
 def test_own_networks_have_no_published_weights():
-    with pytest.raises(InputError, match="--pretrained"):
-        make("small-cnn", pretrained=True)
+    with pytest.raises(InputError, match="--weights pretrained: small-cnn is trained from scratch"):
+        make("small-cnn", weights="pretrained")
 
 
 def test_weights_that_cannot_be_loaded_are_said_in_one_line(monkeypatch):
@@ -98,8 +100,11 @@ def test_weights_that_cannot_be_loaded_are_said_in_one_line(monkeypatch):
         raise RuntimeError("no connection\nand a long story")
 
     monkeypatch.setattr(timm, "create_model", fail)
-    with pytest.raises(InputError, match=r"--network resnet18: its weights .*\(no connection\)"):
-        make("resnet18", pretrained=True)
+    with pytest.raises(
+        InputError,
+        match=r"--weights pretrained: .* resnet18 .*\(no connection\).*--weights FILE.* scratch",
+    ):
+        make("resnet18", weights="pretrained")
     with pytest.raises(InputError, match="timm could not build it"):
         make("resnet18")
 
@@ -109,3 +114,71 @@ def test_an_image_size_the_network_cannot_take():
         InputError, match=r"--network .*does not take images of 8×8|could not build"
     ):
         make("inception_v3", size=(8, 8))
+
+
+@pytest.fixture
+def published():
+    """A small network of timm's as its weights are published: with a classifier."""
+    import timm
+
+    torch.manual_seed(3)
+    return timm.create_model("resnet10t", num_classes=7)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "wrapped", "parallel"])
+def test_weights_from_a_file(tmp_path, published, kind):
+    state = published.state_dict()
+    path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pth")
+    if kind == "safetensors":
+        from safetensors.torch import save_file
+
+        save_file(state, path)
+    elif kind == "wrapped":
+        torch.save({"epoch": 3, "state_dict": state}, path)
+    elif kind == "parallel":
+        torch.save({f"module.{key}": tensor for key, tensor in state.items()}, path)
+    else:
+        torch.save(state, path)
+    loaded = make("resnet10t", weights=str(path)).backbone.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.items())
+
+
+def test_files_that_are_not_the_weights(tmp_path, published):
+    def refuse(content, message):
+        path = tmp_path / "weights.pth"
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+        with pytest.raises(InputError, match=message):
+            make("resnet10t", weights=str(path))
+
+    state = published.state_dict()
+    refuse(b"nothing", "not a file of weights")
+    refuse([1, 2], "no tensors by name")
+    refuse({"a": 1}, "no tensors by name")
+    refuse({"a": torch.zeros(1)}, r"not the weights of resnet10t \(conv1.* is missing\)")
+    refuse(state | {"conv1.0.weight": torch.zeros(1, 2)}, r"conv1.0.weight is 1×2, wanted is")
+    with pytest.raises(InputError, match=r"--weights .*nowhere.pth: no such file"):
+        make("resnet10t", weights=str(tmp_path / "nowhere.pth"))
+
+
+def test_nothing_in_a_file_of_weights_is_run(tmp_path):
+    import pickle
+
+    class Trap:
+        def __reduce__(self):
+            return (Path(tmp_path / "trapped").touch, ())
+
+    path = tmp_path / "weights.pth"
+    path.write_bytes(pickle.dumps({"a": Trap()}))
+    with pytest.raises(InputError, match="not a file of weights"):
+        make("resnet10t", weights=str(path))
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_what_a_network_was_made_for():
+    assert wanted_input("resnet50") == (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert wanted_input("small-cnn") is None
+    with pytest.raises(InputError, match="no such network"):
+        wanted_input("resnot")

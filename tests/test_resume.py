@@ -295,7 +295,7 @@ def test_stopped_by_the_clock_between_checkpoints(tmp_path, tiny_source, tiny_se
 
 def test_published_weights_are_not_fetched_again(begun, tiny_source, monkeypatch):
     config = json.loads((begun / "config.json").read_text())
-    config["settings"]["pretrained"] = True  # refused for our own networks, were it asked
+    config["settings"]["weights"] = "pretrained"  # refused for our own networks, were it asked
     (begun / "config.json").write_text(json.dumps(config))
     assert pl.train(tiny_source, out=begun, resume=True, quiet=True).finished
 

@@ -271,7 +271,8 @@ class Request:
 
     def resume(self, recorded: Settings) -> Settings:
         """The settings of a run that is taken up again: as it began, but on any device."""
-        asked = PRESETS[self.preset] if self.preset else {}
+        preset = PRESETS[self.preset] if self.preset else {}
+        asked = {name: value for name, value in preset.items() if name not in FITTED}
         settings = dataclasses.replace(recorded, **(asked | self.values))
         for name, value in as_json(settings).items():
             before = getattr(recorded, name)
@@ -282,6 +283,9 @@ class Request:
                 )
         return settings
 
+
+# What may differ from the preset because it was made to fit the data, the time or another setting.
+FITTED = ("batch_size", "lr", "balance_prior", "epochs", "warmup")
 
 # Another pool with other images is found out: the fingerprint of the set differs.
 MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "pool")

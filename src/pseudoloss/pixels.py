@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from pseudoloss.data.image_files import UnreadableError
 from pseudoloss.data.images import FileImages
 
+ALL = slice(None)
 SLOTS = 3  # batches on their way to the device
 MOST_OF_THE_DEVICE = 0.4  # share of its free memory that images may take; the rest is for training
 
@@ -35,7 +36,7 @@ class Resident:
         """One step after another, when its images are at hand."""
         yield from [None] * len(order_SB)
 
-    def batch(self, index_B: Tensor, rows: slice) -> Tensor:
+    def batch(self, index_B: Tensor, rows: slice = ALL) -> Tensor:
         """Images of a step, the last one that came from `batches`: some of its rows."""
         return self.images_NCHW[index_B[rows]]
 
@@ -63,7 +64,7 @@ class Streamed(Resident):
             self.now_BCHW.copy_(images_BCHW)
             yield
 
-    def batch(self, index_B: Tensor, rows: slice) -> Tensor:
+    def batch(self, index_B: Tensor, rows: slice = ALL) -> Tensor:
         assert self.now_BCHW is not None
         return self.now_BCHW[rows]
 

@@ -104,7 +104,7 @@ def file_parts(words: str, options: Options) -> dict[str, Listed] | None:
     """The parts of a folder or a table; None where the words mean something else."""
     path = Path(words).expanduser()
     kind, colon, _ = words.partition(":")
-    if words == "digits" or (colon and kind in PLACED):
+    if words in ("", "digits") or (colon and kind in PLACED):
         return None
     if path.suffix.lower() in SUFFIXES:
         return table_parts(path, options, words)

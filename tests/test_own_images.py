@@ -1,0 +1,302 @@
+"""Training on folders and tables of image files, from the command to the label table."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import pseudoloss as pl
+from conftest import make_images
+from pseudoloss.cli import main
+from pseudoloss.config import Settings, request
+from pseudoloss.data import FileImages, Reader, find_source
+from pseudoloss.errors import InputError
+from pseudoloss.fitting import epochs_in, fit_to_data
+from pseudoloss.pixels import Decoded
+from pseudoloss.progress import Silent
+from pseudoloss.session import Session, choose_normalisation, choose_reader
+
+NAMES = ("ant", "bee", "cat", "dog")
+QUICK = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "image_size": 8}
+
+
+def write_images(folder, counts=(16, 16, 16, 16), size=10, seed=0):
+    """Class folders of images that show their class."""
+    images, labels = make_images(n=4 * max(counts), size=size, channels=3, seed=seed)
+    for label, (name, count) in enumerate(zip(NAMES, counts, strict=True)):
+        (folder / name).mkdir(parents=True)
+        for i, image in enumerate(images[labels == label][:count]):
+            Image.fromarray(image).save(folder / name / f"{i:03}.png")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write_images(tmp_path / "photos")
+
+
+def test_a_folder_becomes_a_label_table(photos, tmp_path):
+    (photos / "ant" / "notes.txt").write_text("not an image")
+    (photos / "bee" / "empty.jpg").touch()
+    run = pl.train(photos, out=tmp_path / "run", quiet=True, **QUICK)
+    assert run.finished
+    assert len(run.labels) == 4 * 14  # a tenth is held out: two of sixteen
+    assert set(run.labels["given_label"]) == set(NAMES)
+    assert all((photos / path).is_file() for path in run.labels["path"])
+    skipped = pd.read_csv(tmp_path / "run" / "skipped.csv")
+    assert skipped["path"].tolist() == ["ant/notes.txt", "bee/empty.jpg"]
+    assert skipped["reason"].tolist() == ["not an image, or a broken one", "empty file"]
+    accuracy = run.summary["accuracy"]
+    assert accuracy["on"] == "held-out images"
+    assert accuracy["noisy_labels"] is True
+    noise = run.summary["estimated_noise"]
+    assert noise["by_class"].keys() == set(NAMES)
+    assert noise["rate"] == pytest.approx(run.labels["is_label_issue"].mean())
+
+
+def test_the_command_says_what_it_leaves_out_and_how_accuracy_is_meant(photos, tmp_path, capsys):
+    (photos / "ant" / "broken.png").write_bytes(b"\x89PNG")
+    words = ["train", photos, "--out", tmp_path / "run", "--network", "small-cnn", "--epochs", "2"]
+    assert main([str(word) for word in [*words, "--image-size", "8", "--fit", "stretch"]]) == 0
+    text = capsys.readouterr().out
+    assert "1 files cannot be read and are left out (the first: ant/broken.png" in text
+    assert "on held-out images" in text
+    assert "on noisy labels" in text
+    assert "of the labels seem to be wrong; most in class" in text
+
+
+def test_strict_refuses_and_writes_nothing(photos, tmp_path):
+    (photos / "ant" / "broken.png").write_bytes(b"\x89PNG")
+    with pytest.raises(InputError, match=r"ant/broken.png cannot be read .*--strict"):
+        pl.train(photos, out=tmp_path / "run", strict=True, quiet=True, **QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_breaks_behind_its_header_is_left_out(photos, tmp_path):
+    whole = (photos / "ant" / "000.png").read_bytes()
+    (photos / "ant" / "half.png").write_bytes(whole[: len(whole) // 2])
+    run = pl.train(photos, out=tmp_path / "run", hold_out=0, quiet=True, **QUICK)
+    assert "ant/half.png" not in set(run.labels["path"])
+    assert pd.read_csv(tmp_path / "run" / "skipped.csv")["path"].tolist() == ["ant/half.png"]
+    with pytest.raises(InputError, match=r"ant/half.png cannot be read"):
+        pl.train(photos, strict=True, quiet=True, **QUICK)
+
+
+def test_parts_of_a_folder_and_a_test_set_from_elsewhere(tmp_path):
+    root = tmp_path / "set"
+    write_images(root / "train")
+    write_images(root / "val", counts=(4, 4, 4, 4), seed=1)
+    clean = write_images(tmp_path / "clean", counts=(3, 3, 3, 3), seed=2)
+    run = pl.train(root, quiet=True, **QUICK)
+    assert (run.summary["images"], run.summary["accuracy"]["on"]) == (64, "the val images")
+    assert run.summary["accuracy"]["noisy_labels"] is False
+    run = pl.train(root / "train", test=str(clean), quiet=True, **QUICK)
+    assert run.summary["images"] == 64
+    assert run.summary["accuracy"]["on"] == f"the images of {clean}"
+    run = pl.train(root / "train", hold_out=0, quiet=True, **QUICK)
+    assert run.summary["accuracy"]["last"] is None
+
+
+def test_a_table_and_the_folder_that_it_describes_train_alike(photos, tmp_path):
+    rows = [
+        (path.relative_to(tmp_path), path.parent.name) for path in sorted(photos.rglob("*.png"))
+    ]
+    pd.DataFrame(rows, columns=["path", "label"]).to_csv(tmp_path / "set.csv", index=False)
+    one = pl.train(photos, quiet=True, **QUICK)
+    other = pl.train(tmp_path / "set.csv", quiet=True, **QUICK)
+    assert one.labels["label_score"].equals(other.labels["label_score"])
+
+
+def test_files_that_are_decoded_in_every_epoch_train_alike(photos):
+    one = pl.train(photos, quiet=True, images="host", **QUICK)
+    other = pl.train(photos, quiet=True, images="files", **QUICK)
+    assert one.labels.equals(other.labels)
+    assert one.summary["accuracy"]["last"] == other.summary["accuracy"]["last"]
+
+
+def test_a_run_on_files_goes_on_where_it_stopped(photos, tmp_path):
+    whole = pl.train(photos, out=tmp_path / "whole", quiet=True, hold_out=0.25, **QUICK)
+    out = tmp_path / "run"
+    pl.train(photos, out=out, quiet=True, hold_out=0.25, minutes=1e-4, **QUICK)
+    with pytest.raises(InputError, match="--hold-out is not what the run began with"):
+        pl.train(out=out, resume=True, quiet=True, hold_out=0.5)
+    resumed = pl.train(out=out, resume=True, quiet=True, images="files")
+    assert resumed.finished
+    assert resumed.labels["label_score"].equals(whole.labels["label_score"])
+
+
+def test_another_file_is_noticed_when_a_run_goes_on(photos, tmp_path):
+    pl.train(photos, out=tmp_path / "run", quiet=True, minutes=1e-4, **QUICK)
+    Image.new("RGB", (10, 10), "red").save(photos / "ant" / "000.png")
+    with pytest.raises(InputError, match="are not those the run began with"):
+        pl.train(out=tmp_path / "run", resume=True, quiet=True)
+
+
+def test_a_file_that_is_lost_on_the_way_does_not_end_the_run(photos, tmp_path, monkeypatch):
+    whole = Session.train_epoch
+
+    def lose(session, epoch):
+        (photos / "cat" / "003.png").unlink(missing_ok=True)
+        return whole(session, epoch)
+
+    monkeypatch.setattr(Session, "train_epoch", lose)
+    run = pl.train(photos, quiet=True, images="files", hold_out=0, **QUICK)
+    assert run.finished
+    (notice,) = [n["text"] for n in run.summary["notices"] if n["kind"] == "files"]
+    assert "1 files cannot be read any more (the first: cat/003.png)" in notice
+
+
+def test_workers_bring_the_images_of_the_order(photos):
+    paths = tuple(sorted(photos.rglob("*.png")))
+    reader = Reader(3, (8, 8))
+    all_images = torch.stack([torch.from_numpy(reader.read(path)) for path in paths])
+    pixels = Decoded(FileImages(paths, reader), torch.device("cpu"))
+    assert len(pixels) == 64
+    for _ in range(2):
+        order = torch.randperm(64)[:60].view(6, 10)
+        seen = [pixels.batch(order[i]).clone() for i, _ in enumerate(pixels.batches(order))]
+        assert torch.equal(torch.stack(seen), all_images[order])
+        assert torch.equal(torch.cat(list(pixels.parts(9))), all_images)
+
+
+# ----------------------------------------------------------------------- settings that fit
+
+
+@pytest.mark.parametrize(("side", "preset"), [(64, "scratch"), (65, "finetune")])
+def test_the_preset_that_fits(tmp_path, side, preset):
+    listing = find_source(str(write_images(tmp_path / "photos", size=side)))
+    assert (listing.preset, listing.typical_side) == (preset, side)
+
+
+def test_photographs_are_stored_larger_than_they_are_seen(photos):
+    listing = find_source(str(photos))
+    reader, seen = choose_reader(listing, Settings(network="resnet50"), "crop")
+    assert (reader.size, reader.channels, seen) == ((256, 256), 3, 224)
+    reader, seen = choose_reader(listing, Settings(network="resnet50", image_size=448), "crop")
+    assert (reader.size, seen) == ((512, 512), 448)  # row 21
+    reader, seen = choose_reader(listing, Settings(), "stretch")
+    assert (reader.size, reader.fit, seen) == ((32, 32), "stretch", 32)
+
+
+def test_grey_images_stay_grey_unless_the_weights_know_colours(tmp_path):
+    for path in write_images(tmp_path / "photos").rglob("*.png"):
+        Image.open(path).convert("L").save(path)
+    listing = find_source(str(tmp_path / "photos"))
+    assert choose_reader(listing, Settings(), "crop")[0].channels == 1
+    published = Settings(network="resnet10t", weights="pretrained")
+    assert choose_reader(listing, published, "crop")[0].channels == 3
+
+
+def test_normalisation_comes_with_the_weights(tiny_source, tmp_path):
+    images, labels = make_images(channels=3)
+    colour = pl.arrays(images, labels)
+    published = Settings(network="resnet50", weights="pretrained")
+    assert choose_normalisation(colour, published)[0] == (0.485, 0.456, 0.406)
+    assert choose_normalisation(colour, Settings(network="resnet50")) == colour.normalisation()
+    assert choose_normalisation(tiny_source, published) == tiny_source.normalisation()
+
+
+def test_few_or_uneven_images(tmp_path):
+    usual = Settings(batch_size=64)
+    even = find_source(str(write_images(tmp_path / "even", counts=(64,) * 4)))
+    assert fit_to_data(even, usual) == {"batch_size": 16}
+    uneven = find_source(str(write_images(tmp_path / "uneven", counts=(250, 250, 250, 100))))
+    assert fit_to_data(uneven, usual) == {"balance_prior": "given"}
+    few = find_source(str(write_images(tmp_path / "few", counts=(3, 3, 3, 3))))
+    assert fit_to_data(few, usual)["batch_size"] == 2
+
+
+def test_few_images_train_with_all_that_fits(tmp_path):
+    photos = write_images(tmp_path / "photos", counts=(40, 5, 3, 3))
+    run = pl.train(photos, preset="scratch", quiet=True, network="small-cnn", epochs=2)
+    assert run.settings.balance_prior == "given"
+    assert run.settings.batch_size == 4
+    assert run.settings.lr == pytest.approx(0.05 * 4 / 128)
+
+
+def test_two_classes(tmp_path):
+    photos = write_images(tmp_path / "photos", counts=(30, 30, 0, 0))
+    for name in ("cat", "dog"):
+        (photos / name).rmdir()
+    run = pl.train(photos, quiet=True, **QUICK)
+    assert run.model.classes == ("ant", "bee")
+    assert set(run.labels["predicted_label"]) <= {"ant", "bee"}
+
+
+def test_the_prior_of_an_imbalanced_set_is_that_of_its_labels():
+    images, labels = make_images(n=64)
+    keep = np.flatnonzero((labels == 0) | (np.arange(64) % 8 == 1))
+    data = pl.arrays(images[keep], labels[keep])
+    settings = request(None, None, QUICK | {"balance_prior": "given", "batch_size": 4})
+    with Session(data, settings.settings("default"), Silent()) as session:
+        assert session.method.prior_C.tolist() == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_epochs_fit_into_the_time(tiny_source, tiny_settings):
+    settings = request(None, None, tiny_settings).settings("default")
+    with Session(tiny_source, settings, Silent()) as session:
+        few = epochs_in(session, 2)
+    with Session(tiny_source, settings, Silent()) as session:
+        many = epochs_in(session, 2000)
+    assert 2 <= few < many
+    with Session(tiny_source, settings, Silent()) as session:
+        assert epochs_in(session, 1e-6) == 2
+
+
+def test_a_budget_of_time_chooses_the_epochs(tiny_source, tmp_path):
+    run = pl.train(
+        *(tiny_source, tmp_path / "run"),
+        time_budget=0.05,
+        network="small-cnn",
+        batch_size=16,
+        quiet=True,
+    )
+    assert run.finished
+    assert run.settings.epochs == run.summary["epochs"] >= 2
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["settings"]["epochs"] == run.settings.epochs
+
+
+@pytest.mark.parametrize(
+    ("word", "minutes"), [("30m", 30), ("2h", 120), ("90s", 1.5), ("5", 5), ("0.5h", 30)]
+)
+def test_times_in_words(word, minutes):
+    from pseudoloss.cli import train_parser
+
+    assert train_parser(None).parse(["x", "--time", word]).time == pytest.approx(minutes)
+
+
+@pytest.mark.parametrize("word", ["soon", "0", "", "h", "1e9h", "nan"])
+def test_other_words_are_no_time(word, capsys):
+    assert main(["train", "digits", "--out", "x", "--time", word]) == 2
+    assert "--time: must be a time" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- accumulation
+
+
+def test_a_step_in_parts_computes_each_part_alone(tiny_source, tiny_settings):
+    """Cross-entropy without batch statistics is a mean, so parts add up to the whole."""
+    values = tiny_settings | {"method": "ce", "network": "resnet10t", "flip": False, "pad": 0}
+    found = []
+    for parts in (1, 4):
+        settings = request(None, None, values | {"accumulate": parts}).settings("default")
+        with Session(tiny_source, settings, Silent()) as session:
+            for norm in session.network.modules():
+                if isinstance(norm, torch.nn.BatchNorm2d):  # by running statistics, always
+                    norm.eval()
+                    norm.train = lambda mode: None
+            session.train_epoch(0)
+            found.append(torch.cat([p.detach().flatten() for p in session.network.parameters()]))
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_every_method_trains_in_parts(tiny_source, tiny_settings):
+    for method in ("pls", "ce", "mixup"):
+        run = pl.train(
+            tiny_source, quiet=True, **tiny_settings | {"method": method, "accumulate": 2}
+        )
+        assert run.finished
