@@ -11,8 +11,58 @@ Every setting is a flag of `pseudoloss train`, a keyword of `pl.train` and a par
 then from a file (`--config FILE.toml`, with lines such as `epochs = 100`), then from flags. An
 unknown name is an error. `pseudoloss train --preset NAME --help` shows the values of a preset.
 
+For folders and tables of images some values are made to fit the data where you name none: the
+batch size (at least eight steps an epoch; the learning rate goes with it), the prior of the class
+balance (that of the given labels, where one class has twice the images of another), the image size
+and normalisation (those of the network's weights), and on a CPU a small network. The run says what
+it uses, and `config.json` keeps it.
+
 This page is written by `python docs/make_settings.py`.
 """
+
+WHEN = {
+    "method": "To see what PLS is worth on your data: train a baseline beside it.",
+    "network": "Other sizes and speeds: small-cnn on a CPU, a larger timm model for more accuracy.",
+    "weights": "Photographs: pretrained, or a file where there is no network. Else leave it.",
+    "projection": "Hardly ever.",
+    "epochs": "More for accuracy, fewer for time; or let `--time` choose.",
+    "warmup": "Longer if a notice says that the warm-up ended at chance; shorter with pretrained "
+    "weights, which learn wrong labels by heart soon.",
+    "batch_size": "Smaller where memory ends (or `--accumulate`), larger on a large GPU.",
+    "accumulate": "A batch does not fit into the memory of the GPU.",
+    "lr": "Lower if the loss becomes NaN or the warm-up ends at chance.",
+    "momentum": "Hardly ever.",
+    "weight_decay": "Less for small sets and fine-tuning, more against overfitting.",
+    "threshold": "Lower with very many wrong labels; higher if good labels are doubted.",
+    "threshold_on": "For the paper's wording of stage 1.",
+    "noise_metric": "For comparisons; the loss is quickest and usually best.",
+    "gamma": "Nearer to 1 if guesses are certain and wrong.",
+    "guess_norm": "For the paper's form.",
+    "guess_mode": "For comparisons; eval with batches that are too small for statistics.",
+    "weighting": "For the paper's form.",
+    "trust_metric": "For comparisons.",
+    "trust_threshold": "With `--trust-metric threshold`.",
+    "mu": "Hardly ever.",
+    "contrast_class": "For the paper's form.",
+    "balance": "Lower if rare classes are predicted too often; 0 where shares are unknown.",
+    "balance_prior": "Imbalanced classes: given. Chosen by itself for folders and tables.",
+    "correct": "Ablation.",
+    "contrast": "Ablation; off saves a quarter of the time.",
+    "trust_in_classification": "Ablation.",
+    "trust_in_contrast": "Ablation.",
+    "mixup": "Ablation; off where mixed images make no sense.",
+    "image_size": "Larger for details, smaller for speed.",
+    "pad": "0 where a shift would cut off what matters.",
+    "flip": "Off where left and right matter: digits, text, signs.",
+    "compare_metrics": "For the paper's figures.",
+    "corrupt": "For experiments only.",
+    "pool": "For experiments only.",
+    "seed": "For other runs of the same; results differ a little.",
+    "device": "Several GPUs, or a CPU on purpose.",
+    "precision": "float32 if bf16 is suspected of a NaN.",
+    "images": "files where memory is short; host or device to decide yourself.",
+    "accelerate": "off or capture to look for a fault; full for timm networks.",
+}
 
 
 def page() -> str:
@@ -20,11 +70,13 @@ def page() -> str:
     lines, current = [HEAD], ""
     for name, (group, text) in describe_settings().items():
         if group != current:
-            lines.append(f"## {group}\n\n| flag | default | meaning |\n|---|---|---|")
+            head = "| flag | default | meaning | when to touch it |"
+            lines.append(f"## {group}\n\n{head}\n|---|---|---|---|")
             current = group
         shown = as_text(getattr(Settings(), name))
         last = _is_last(name, group)
-        lines.append(f"| `{flag(name)}` | {shown} | {text} |" + ("\n" if last else ""))
+        row = f"| `{flag(name)}` | {shown} | {text} | {WHEN[name]} |"
+        lines.append(row + ("\n" if last else ""))
     lines.append("## Presets\n\n| preset | changes |\n|---|---|")
     for name, changes in PRESETS.items():
         text = " ".join(f"`{as_flag(key, value)}`" for key, value in changes.items())

@@ -49,3 +49,19 @@ def test_the_loader_benchmark_runs(tmp_path):
     assert names[-1] == "epoch of digits, cpu, loader + 1"
     assert all(row["ratio"] > 0 for row in written["rows"])
     assert all(name in result.stdout for name in names)
+
+
+def test_the_benchmark_of_files_runs(tmp_path):
+    out = tmp_path / "files.json"
+    words = [str(ROOT / "benchmarks" / "files.py"), "--quick", "--workers", "1", "--out", str(out)]
+    result = subprocess.run(
+        [sys.executable, *words],
+        env=os.environ | {"PSEUDOLOSS_COMMIT": "none", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert rows.keys() >= {"loader, views only", "files, views only", "loader", "files", "memory"}
+    assert all(row["images_a_second"] > 0 for row in rows.values())

@@ -19,6 +19,7 @@ from pseudoloss.pixels import Decoded
 from pseudoloss.progress import Silent
 from pseudoloss.session import Session, choose_normalisation, choose_reader
 
+GPU = torch.device("cuda")
 NAMES = ("ant", "bee", "cat", "dog")
 QUICK = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "image_size": 8}
 
@@ -63,6 +64,7 @@ def test_the_command_says_what_it_leaves_out_and_how_accuracy_is_meant(photos, t
     assert main([str(word) for word in [*words, "--image-size", "8", "--fit", "stretch"]]) == 0
     text = capsys.readouterr().out
     assert "1 files cannot be read and are left out (the first: ant/broken.png" in text
+    assert "Settings: --preset scratch and, to fit the images, --batch-size 4" in text
     assert "on held-out images" in text
     assert "on noisy labels" in text
     assert "of the labels seem to be wrong; most in class" in text
@@ -202,11 +204,20 @@ def test_normalisation_comes_with_the_weights(tiny_source, tmp_path):
 def test_few_or_uneven_images(tmp_path):
     usual = Settings(batch_size=64)
     even = find_source(str(write_images(tmp_path / "even", counts=(64,) * 4)))
-    assert fit_to_data(even, usual) == {"batch_size": 16}
+    assert fit_to_data(even, usual, GPU) == {"batch_size": 16}
     uneven = find_source(str(write_images(tmp_path / "uneven", counts=(250, 250, 250, 100))))
-    assert fit_to_data(uneven, usual) == {"balance_prior": "given"}
+    assert fit_to_data(uneven, usual, GPU) == {"balance_prior": "given"}
     few = find_source(str(write_images(tmp_path / "few", counts=(3, 3, 3, 3))))
-    assert fit_to_data(few, usual)["batch_size"] == 2
+    assert fit_to_data(few, usual, GPU)["batch_size"] == 2
+
+
+def test_a_cpu_gets_a_small_network_unless_another_is_asked_for(photos):
+    listing = find_source(str(photos))
+    cpu = torch.device("cpu")
+    fitting = fit_to_data(listing, Settings(), cpu)
+    assert (fitting["network"], fitting["epochs"]) == ("small-cnn", 30)
+    assert "network" not in fit_to_data(listing, Settings(network="resnet18"), cpu)
+    assert not fit_to_data(listing, Settings(batch_size=4), cpu, ("network",))
 
 
 def test_few_images_train_with_all_that_fits(tmp_path):

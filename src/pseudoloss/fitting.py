@@ -1,6 +1,7 @@
 """Settings that fit the data, and epochs that fit the time."""
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,13 +13,19 @@ from pseudoloss.wording import WORK
 
 STEPS = 8  # an epoch should have at least so many
 UNEVEN = 2  # a class with so many times the images of another makes a set imbalanced
+CPU_EPOCHS = 30  # where there is no GPU, and nobody has asked for more
 MARGIN = 0.9  # of the time is planned for: an estimate can be wrong
 TIMED = 5  # steps that are timed, after as many that are not
 
 
-def fit_to_data(listing: Listing, usual: Settings) -> dict[str, Any]:
-    """Settings that fit a set of images better than a preset does."""
+def fit_to_data(
+    listing: Listing, usual: Settings, device: torch.device, asked: Collection[str] = ()
+) -> dict[str, Any]:
+    """Settings that fit a set of images, and the device, better than a preset does; none of those
+    that were asked for."""
     found: dict[str, Any] = {}
+    if device.type == "cpu" and usual.network == Settings.network and "network" not in asked:
+        found |= {"network": "small-cnn", "epochs": CPU_EPOCHS}
     counts = listing.counts.values()
     batch_size = usual.batch_size
     while batch_size > 2 and sum(counts) < STEPS * batch_size:
@@ -27,7 +34,7 @@ def fit_to_data(listing: Listing, usual: Settings) -> dict[str, Any]:
         found["batch_size"] = batch_size
     if max(counts) >= UNEVEN * min(counts):
         found["balance_prior"] = "given"
-    return found
+    return {name: value for name, value in found.items() if name not in asked}
 
 
 def epochs_in(session: Session, seconds: float) -> int:

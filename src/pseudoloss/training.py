@@ -154,12 +154,13 @@ def prepare(
     found = find_source(source, options, seed, teller.progress)
     skipped: tuple[Skipped, ...] = ()
     if isinstance(found, Listing):
-        usual = asked.settings(found.preset)
-        settings = (
-            asked.resume(recorded.settings)
-            if recorded
-            else asked.settings(found.preset, fit_to_data(found, usual))
-        )
+        if recorded:
+            settings = asked.resume(recorded.settings)
+        else:
+            usual = asked.settings(found.preset)
+            fitting = fit_to_data(found, usual, choose_device(usual.device), asked.values)
+            settings = asked.settings(found.preset, fitting)
+            teller.say(wording.chosen(asked.preset or found.preset, fitting))
         reader, seen = choose_reader(found, settings, options.fit)
         data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
         check_trainable(data.train, data.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pseudoloss import __version__
-from pseudoloss.config import Settings
+from pseudoloss.config import Settings, as_flag
 
 if TYPE_CHECKING:
     from pseudoloss.session import Session
@@ -50,6 +50,12 @@ def introduction(session: "Session", epochs_done: int) -> str:
     if epochs_done:
         lines.append(f"  resumed after epoch {epochs_done}")
     return "\n".join(lines)
+
+
+def chosen(preset: str, fitting: dict[str, Any]) -> str:
+    """What was decided for the user, who may decide otherwise."""
+    flags = " ".join(as_flag(name, value) for name, value in fitting.items())
+    return f"Settings: --preset {preset}{' and, to fit the images, ' if flags else ''}{flags}"
 
 
 def epoch_title(settings: Settings, epoch: int, last: dict[str, Any]) -> str:

@@ -1,0 +1,261 @@
+"""Training on photographs: ours, from their files, against the usual DataLoader.
+
+    python benchmarks/files.py [--photos N] [--network NAME] [--batch-size B] [--workers W]
+        [--quick] [--out FILE.json]
+
+Photographs of several sizes are made up and written as JPEG files. Both sides train PLS on them
+with the same network, losses and updates; what differs is how three views of an image come about:
+
+- loader: torchvision's ImageFolder, an image at a time through PIL and torchvision's transforms, in
+  worker processes, and plain calls. The usual loop.
+- files: `pseudoloss train --images files`: decoded once in worker processes, views on the device.
+- memory: the default where decoded images fit into memory: decoded once for all epochs.
+- full: as files, with --accelerate full (a GPU only).
+
+Numbers are images a second of an epoch behind the warm-up, the best of a few, and the share of the
+time in which the GPU was busy, as its driver counts it. "views only" makes the views of an epoch
+and trains nothing.
+"""
+
+import argparse
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision import transforms as T
+from torchvision.datasets import ImageFolder
+
+import machine
+from pseudoloss.config import Settings, request
+from pseudoloss.data import Data, find_source
+from pseudoloss.methods import Batch, Shown
+from pseudoloss.methods.mixup import mix
+from pseudoloss.progress import Silent
+from pseudoloss.session import Session, choose_reader, see
+from pseudoloss.training import private_chance
+from pseudoloss.views import CROP_AREA, CROP_RATIO, GREY_CHANCE, HUE, JITTER, JITTER_CHANCE
+
+SIZES = ((640, 480), (800, 600), (1024, 768), (1280, 960), (768, 1024), (500, 375))
+CLASSES = 10
+
+
+def make_photo(folder: Path, number: int) -> None:
+    """Large shapes and some grain: as large a file as a photograph of its size."""
+    random = np.random.default_rng(number)
+    width, height = SIZES[number % len(SIZES)]
+    shapes = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+    pixels = np.asarray(shapes.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    grain = random.normal(0, 6, (height, width, 1))
+    image = Image.fromarray((pixels + grain).clip(0, 255).astype(np.uint8))
+    place = folder / f"class{number % CLASSES}"
+    place.mkdir(parents=True, exist_ok=True)
+    image.save(place / f"{number:06}.jpg", quality=88)
+
+
+def make_photos(folder: Path, count: int) -> None:
+    with ProcessPoolExecutor() as processes:
+        list(processes.map(partial(make_photo, folder), range(count), chunksize=16))
+
+
+class Busy:
+    """How busy the GPU is while this is open, in parts of the time."""
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        while not self.over.wait(0.25):
+            found = subprocess.run(command, check=False, capture_output=True, text=True)
+            if found.returncode == 0:
+                self.samples.append(float(found.stdout.split()[0]) / 100)
+
+    def __enter__(self) -> "Busy":
+        if torch.cuda.is_available():
+            self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+
+    @property
+    def share(self) -> float | None:
+        return round(mean(self.samples), 3) if self.samples else None
+
+
+def read(folder: Path, settings: Settings) -> Data:
+    listing = find_source(str(folder))
+    assert not isinstance(listing, Data)
+    reader, seen = choose_reader(listing, settings, "crop")
+    return replace(listing, test=None).read(reader, seen, settings.images, strict=True)[0]
+
+
+def timed(epoch: Any, images: int, device: torch.device, turns: int) -> dict[str, Any]:
+    """Images a second, and how busy the GPU was; the first turn does not count."""
+    best, share = 0.0, None
+    for turn in range(turns + 1):
+        with Busy() as busy:
+            start = time.perf_counter()
+            epoch(turn)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+        if turn and images / seconds > best:
+            best, share = images / seconds, busy.share
+    return {"images_a_second": round(best, 1), "gpu_busy": share}
+
+
+def ours(folder: Path, settings: Settings, turns: int, train: bool = True) -> dict[str, Any]:
+    with private_chance(), Session(read(folder, settings), settings, Silent()) as session:
+        device = session.device
+
+        def epoch(turn: int) -> None:
+            if train:
+                session.train_epoch(settings.warmup_epochs + turn)
+                return
+            chance = torch.Generator(device).manual_seed(turn)
+            order_N = torch.randperm(len(session.pixels), generator=chance, device=device)
+            session.order_SB.copy_(order_N[: session.order_SB.numel()].view_as(session.order_SB))
+            session.step.zero_()
+            session._draw(chance)
+            for _ in session.pixels.batches(session.order_SB):
+                session.method.show(session.views, session._batch(0))
+                session.step += 1
+
+        return timed(epoch, session.steps * settings.batch_size, device, turns)
+
+
+class ThreeViews:
+    """What torchvision makes of one image."""
+
+    def __init__(self, session: Session) -> None:
+        views = session.views
+        stored = session.data.train.size[0]
+        numbers = [T.ToTensor(), T.Normalize(views.mean_C.tolist(), views.std_C.tolist())]
+        mirror = T.RandomHorizontalFlip()
+        self.weak = T.Compose([T.Resize(stored), T.RandomCrop(views.size), mirror, *numbers])
+        self.strong = T.Compose(
+            [
+                T.RandomResizedCrop(views.size, CROP_AREA, CROP_RATIO, T.InterpolationMode.BICUBIC),
+                mirror,
+                T.RandomApply([T.ColorJitter(JITTER, JITTER, JITTER, HUE)], JITTER_CHANCE),
+                T.RandomGrayscale(GREY_CHANCE),
+                *numbers,
+            ]
+        )
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor, Tensor]:
+        return self.weak(image), self.weak(image), self.strong(image)
+
+
+class WithIndex(ImageFolder):
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return super().__getitem__(index)[0], index
+
+
+def usual(
+    folder: Path, settings: Settings, workers: int, turns: int, train: bool = True
+) -> dict[str, Any]:
+    """The usual loop: a loader that makes three views, and plain calls."""
+    plain = replace(settings, accelerate="off", images="host")
+    with private_chance(), Session(read(folder, plain), plain, Silent()) as session:
+        device, method = session.device, session.method
+        loader: DataLoader[Any] = DataLoader(
+            WithIndex(str(folder), ThreeViews(session)),
+            batch_size=settings.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=workers > 0,
+        )
+
+        def epoch(turn: int) -> None:
+            session.network.train()
+            for views, index_B in loader:
+                first, second, strong = (
+                    view.to(device, non_blocking=True, memory_format=torch.channels_last)
+                    for view in views
+                )
+                if not train:
+                    continue
+                index_B = index_B.to(device, non_blocking=True)
+                partner_B = torch.randperm(len(index_B), device=device)
+                lam = torch.rand((), device=device)
+                given_B = session.given_N[index_B]
+                batch = Batch(index_B, first, given_B, partner_B, lam, index_B[:, None])
+                shown = Shown([first, second], [mix(first, partner_B, lam), strong])
+                seen = see(session.network, shown)
+                session.optimiser.zero_grad(set_to_none=True)
+                method.loss(seen, batch, session.memory).backward()
+                session.optimiser.step()
+
+        return timed(epoch, len(loader) * settings.batch_size, device, turns)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--photos", type=int, default=4096)
+    parser.add_argument("--network", default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="of the usual loader")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="a few photographs, tiny network")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.quick:
+        args.photos, args.network, args.batch_size, args.turns = 40, "resnet10t", 8, 1
+    values = {
+        "network": args.network,
+        "batch_size": args.batch_size,
+        "weights": None,
+        "image_size": 64 if args.quick else 224,
+    }
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "photos"
+        make_photos(folder, args.photos)
+        size = sum(path.stat().st_size for path in folder.rglob("*.jpg"))
+        settings = request("finetune", None, values).settings("default")
+        files: dict[str, Any] = {"images": "files"}
+        kinds = {"files": files, "memory": {"images": "auto"}}
+        if torch.cuda.is_available():
+            kinds["full"] = files | {"accelerate": "full"}
+        rows = {}
+        for train in (False, True):
+            what = "" if train else ", views only"
+            rows[f"loader{what}"] = usual(folder, settings, args.workers, args.turns, train)
+            usually = rows[f"loader{what}"]["images_a_second"]
+            print(f"loader{what}: {rows[f'loader{what}']}", flush=True)
+            for name, changes in kinds.items() if train else (("files", files),):
+                row = ours(folder, replace(settings, **changes), args.turns, train)
+                rows[f"{name}{what}"] = row | {"ratio": round(row["images_a_second"] / usually, 2)}
+                print(f"{name}{what}: {rows[f'{name}{what}']}", flush=True)
+    found = {
+        "photos": args.photos,
+        "bytes_a_photo": size // args.photos,
+        "image_size": values["image_size"],
+        "workers": args.workers,
+        "rows": rows,
+    }
+    machine.write(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
