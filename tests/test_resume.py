@@ -217,8 +217,8 @@ def test_two_processes_that_begin_at_once(tmp_path, tiny_source, tiny_settings, 
     out = tmp_path / "run"
     whole = Session.__init__
 
-    def slow(self, data, settings, teller):
-        whole(self, data, settings, teller)
+    def slow(self, data, settings, *rest):
+        whole(self, data, settings, *rest)
         if settings.seed == 2:
             other = tiny_settings | {"seed": 1}
             pl.train(tiny_source, out=out, quiet=True, **other)

@@ -125,7 +125,7 @@ def _open_words(words: str) -> Data:
     if kind in PLACED:
         raise InputError(f"source {words}: say where its files are, as {spelt[kind]}")
     known = ("digits", *spelt.values(), "FILE.npz", "FOLDER/", "TABLE.csv")
-    if Path(words).expanduser().exists():
+    if words and Path(words).expanduser().exists():
         raise InputError(f"source {words}: neither a folder nor a table (.csv, .parquet, .npz)")
     raise InputError(f"source {words}: no such source{did_you_mean(words, known)}")
 
