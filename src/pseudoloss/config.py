@@ -206,7 +206,6 @@ _FINETUNE: dict[str, Any] = {
     "network": "resnet50",
     "weights": "pretrained",
     "epochs": 30,
-    "warmup": 3,
     "batch_size": 64,
     "lr": 0.01,
     "weight_decay": 1e-4,

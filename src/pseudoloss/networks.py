@@ -3,11 +3,14 @@
 Shapes: B images, C classes, D dimensions of the contrastive space.
 """
 
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from safetensors.torch import load_file
@@ -252,10 +255,11 @@ def _timm_backbone(
     pretrained = weights == "pretrained"
     options: dict[str, Any] = {"in_chans": channels, "num_classes": 0, "pretrained": pretrained}
     try:
-        try:  # transformers are built for one image size
-            backbone = timm.create_model(name, img_size=size, **options)
-        except TypeError:
-            backbone = timm.create_model(name, **options)
+        with _patient_only_where_it_helps() if pretrained else nullcontext():
+            try:  # transformers are built for one image size
+                backbone = timm.create_model(name, img_size=size, **options)
+            except TypeError:
+                backbone = timm.create_model(name, **options)
     except Exception as error:  # timm and its hub raise many kinds
         if not pretrained:
             raise InputError(
@@ -277,6 +281,33 @@ def _timm_backbone(
             f"--network {name}: does not take images of {size[0]}×{size[1]} ({_first_line(error)})"
         ) from None
     return backbone.train(), features
+
+
+def check_weights(name: str, weights: str | None) -> None:
+    """Refuse weights that cannot be had, before anything else takes time. Published ones are then
+    in timm's cache."""
+    if weights is not None:
+        wanted = wanted_input(name)
+        size = wanted.size if wanted else 32
+        build(name, channels=3, size=(size, size), classes=2, projection=1, weights=weights)
+
+
+@contextmanager
+def _patient_only_where_it_helps() -> Iterator[None]:
+    """Without a connection, ask the cache of the hub alone: it would try again for a minute."""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname or ""
+    before = constants.HF_HUB_OFFLINE
+    try:
+        if not getproxies():
+            socket.create_connection((host, 443), timeout=5).close()
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:

@@ -23,6 +23,7 @@ from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, write_json
 from pseudoloss.fitting import epochs_in, fit_to_data
 from pseudoloss.labels import estimated_noise, label_table, write_labels
+from pseudoloss.networks import check_weights
 from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Recorded, Run, RunFolder, load
 from pseudoloss.session import Session, choose_device, choose_reader, learning_rate
@@ -161,6 +162,8 @@ def prepare(
             fitting = fit_to_data(found, usual, choose_device(usual.device), asked.values)
             settings = asked.settings(found.preset, fitting)
             teller.say(wording.chosen(asked.preset or found.preset, fitting))
+        if not recorded:
+            check_weights(settings.network, settings.weights)
         reader, seen = choose_reader(found, settings, options.fit)
         data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
         check_trainable(data.train, data.name)
