@@ -39,12 +39,13 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
 import machine
+from pseudoloss.choices import choose_reader
 from pseudoloss.config import Settings, request
 from pseudoloss.data import Data, find_source
 from pseudoloss.methods import Batch, Shown
 from pseudoloss.methods.mixup import mix
 from pseudoloss.progress import Silent
-from pseudoloss.session import Session, choose_reader, see
+from pseudoloss.session import Session, see
 from pseudoloss.training import private_chance
 from pseudoloss.views import CROP_AREA, CROP_RATIO, GREY_CHANCE, HUE, JITTER, JITTER_CHANCE
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 import pseudoloss as pl
 from conftest import make_images
+from pseudoloss.choices import choose_normalisation, choose_reader
 from pseudoloss.cli import main
 from pseudoloss.config import Settings, request
 from pseudoloss.data import FileImages, Reader, find_source
@@ -17,7 +18,7 @@ from pseudoloss.errors import InputError
 from pseudoloss.fitting import epochs_in, fit_to_data
 from pseudoloss.pixels import Decoded
 from pseudoloss.progress import Silent
-from pseudoloss.session import Session, choose_normalisation, choose_reader
+from pseudoloss.session import Session
 
 GPU = torch.device("cuda")
 NAMES = ("ant", "bee", "cat", "dog")

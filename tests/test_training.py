@@ -17,19 +17,13 @@ from safetensors.torch import load_file
 import pseudoloss as pl
 from conftest import make_images
 from pseudoloss import session as session_module
+from pseudoloss.choices import choose_device, choose_precision, choose_size
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, arrays, corrupt
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.mixture import fit_two_modes
 from pseudoloss.progress import Silent
-from pseudoloss.session import (
-    Session,
-    choose_device,
-    choose_precision,
-    choose_size,
-    learning_rate,
-    stream_seed,
-)
+from pseudoloss.session import Session, learning_rate, stream_seed
 
 # --------------------------------------------------------------------------------- the folder
 

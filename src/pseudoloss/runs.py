@@ -12,13 +12,14 @@ from typing import Any
 import pandas as pd
 
 from pseudoloss import __version__
+from pseudoloss.choices import choose_device
 from pseudoloss.config import Settings, as_json
 from pseudoloss.data import Options, Skipped
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, to_json, write_atomically, write_bytes, write_json
 from pseudoloss.labels import read_labels
 from pseudoloss.model import Model, load_model
-from pseudoloss.session import Session, choose_device
+from pseudoloss.session import Session
 
 try:
     import fcntl

@@ -8,7 +8,6 @@ import math
 import time
 import zlib
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,16 @@ from torch import Tensor
 
 from pseudoloss import methods, metrics, networks
 from pseudoloss.capture import Call, Failed, Result, capture, compiled, first_try
+from pseudoloss.choices import (
+    can_fuse,
+    choose_device,
+    choose_normalisation,
+    choose_padding,
+    choose_precision,
+    choose_size,
+)
 from pseudoloss.config import Settings
-from pseudoloss.data import Data, FileImages, ImageSet, Listing, Reader
-from pseudoloss.data.image_files import Fit
-from pseudoloss.data.listing import LARGE
+from pseudoloss.data import Data, FileImages, ImageSet
 from pseudoloss.errors import InputError
 from pseudoloss.memory import Memory
 from pseudoloss.methods import Batch, Part, Seen, Shown, pls
@@ -46,8 +51,6 @@ BLOCK = 64  # steps whose random numbers are drawn at once
 # Pixels in a batch. Up to here one thread on the CPU: where the cores are shared, several wait for
 # each other longer than they work (docs/design.md).
 TINY = 2**13
-
-OWN_SIZE = 32  # pixels that our own networks see of image files
 
 
 class Session:
@@ -423,83 +426,3 @@ def stream_seed(seed: int, stream: str, epoch: int = 0) -> int:
     """The seed of one stream of random numbers: a function of the run's seed and the epoch."""
     words = np.random.SeedSequence([seed, zlib.crc32(stream.encode()), epoch])
     return int(words.generate_state(1, np.uint64)[0] >> 1)
-
-
-def choose_reader(listing: Listing, settings: Settings, fit: Fit) -> tuple[Reader, int]:
-    """How image files are read, and how many pixels of them a network sees.
-
-    Photographs are stored an eighth larger than that, for random crops (row 21: 512 for 448); small
-    pictures are padded instead.
-    """
-    wanted = networks.wanted_input(settings.network)
-    seen = settings.image_size or (wanted.size if wanted else OWN_SIZE)
-    stored = round(seen * 8 / 7) if seen > LARGE else seen
-    grey = listing.is_grey and settings.weights is None
-    return Reader(1 if grey else 3, (stored, stored), fit), seen
-
-
-def choose_normalisation(
-    data: Data, settings: Settings
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation: of the images that a network's weights come from, if they come
-    from anywhere; else those of the data."""
-    wanted = networks.wanted_input(settings.network) if settings.weights else None
-    if wanted and data.train.channels == len(wanted.mean) and not data.mean:
-        return wanted.mean, wanted.std
-    return data.normalisation()
-
-
-def choose_size(
-    stored: tuple[int, int], settings: Settings, usual: int | None = None
-) -> tuple[int, int]:
-    """What the network sees of an image."""
-    asked = settings.image_size or usual
-    if asked is None:
-        return stored
-    if asked > min(stored):
-        raise InputError(
-            f"--image-size {asked} is larger than the images ({stored[0]}×{stored[1]} pixels)"
-        )
-    return asked, asked
-
-
-def choose_padding(size: tuple[int, int], settings: Settings) -> int:
-    if settings.pad is None:
-        return round(min(size) / 8)  # 4 at 32 pixels (row 21)
-    if settings.pad >= min(size):
-        raise InputError(
-            f"--pad {settings.pad} must be smaller than the images ({size[0]}×{size[1]} pixels)"
-        )
-    return settings.pad
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from None
-    available = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-    }.get(device.type, 0)
-    if (device.index or 0) >= available:
-        raise InputError(f"--device {name}: there is no such device on this machine")
-    return device
-
-
-def can_fuse(device: torch.device) -> bool:
-    """Whether our kernels run there: with Triton, on an NVIDIA GPU that computes in bf16."""
-    if find_spec("triton") is None or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0) and torch.backends.cudnn.enabled
-
-
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"bf16": torch.bfloat16, "float32": torch.float32}[name]

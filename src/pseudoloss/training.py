@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pseudoloss import checkpoint, evaluate, health, wording
 from pseudoloss.capture import load_compilers, using
+from pseudoloss.choices import choose_device, choose_reader
 from pseudoloss.config import Request, Settings, request
 from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, corrupt, find_source
 from pseudoloss.data.images import check_trainable
@@ -26,7 +27,7 @@ from pseudoloss.labels import estimated_noise, label_table, write_labels
 from pseudoloss.networks import check_weights
 from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Recorded, Run, RunFolder, load
-from pseudoloss.session import Session, choose_device, choose_reader, learning_rate
+from pseudoloss.session import Session, learning_rate
 from pseudoloss.tracking import NOISE_METRICS, Stages
 from pseudoloss.writer import Writer
 
