@@ -30,6 +30,8 @@ FILES = {"onnx": "model.onnx", "torchscript": "model.pt", "safetensors": "model.
 NEEDS = {"onnx": ("onnx", "onnxscript"), "torchscript": (), "safetensors": ()}
 
 TOLERANCE = 1e-4  # by which a probability may differ after exporting
+LOG_TOLERANCE = 1e-2  # ... and its logarithm, which still differs where all are close to 0 or 1
+LEAST = 1e-20  # probabilities below it are not looked at more closely
 WORST = 5  # classes that the model card names
 
 Predict = Callable[[np.ndarray], np.ndarray]  # float32 N,C,h,w to probabilities
@@ -168,7 +170,8 @@ def compare(path: Path, form: Format, model: Model) -> float | None:
             # One image, then several: the number of images must be free.
             found = np.concatenate([predict(pixels[:1]), predict(pixels[1:])])
     difference = float(np.abs(found - wanted).max())
-    if not difference <= TOLERANCE:  # NaN is too much as well
+    logs = np.abs(np.log(np.maximum(found, LEAST)) - np.log(np.maximum(wanted, LEAST))).max()
+    if not (difference <= TOLERANCE and logs <= LOG_TOLERANCE):  # NaN is too much as well
         raise ExportError(
             f"--format {form}: what was exported differs from the model by {difference:.2g} in a "
             f"probability, and nothing is written; try another --format"
