@@ -80,6 +80,17 @@ def test_a_table_of_test_images_alone(model, photos, tmp_path):
     assert main(["evaluate", run, str(tmp_path / "t.csv"), "--out", str(out), *words]) == 0
     found = json.loads((out / "evaluation.json").read_text())
     assert (found["part"], found["images"]) == ("val", 12)
+    with pytest.raises(InputError, match=r"t\.csv: has no rows to train on"):
+        pl.train(str(tmp_path / "t.csv"), path_column="file", label_column="is")
+
+
+def test_sources_without_images(model, tmp_path):
+    (tmp_path / "t.csv").write_text("path,label\n")
+    with pytest.raises(InputError, match=r"t\.csv: has no rows"):
+        model.evaluate(tmp_path / "t.csv")
+    (tmp_path / "folder" / "a cat").mkdir(parents=True)
+    with pytest.raises(InputError, match="folder: has no images"):
+        model.evaluate(tmp_path / "folder")
 
 
 def test_some_of_the_classes(model, tmp_path):

@@ -127,6 +127,8 @@ def evaluate(
         progress: is told how far it has come.
     """
     asked = open_part(source, part, options or Options())
+    if not asked.labels:
+        raise InputError(f"{asked.source}: has no images")
     label_N = _places(asked, model.classes)
     kept: list[int] = []
     skipped: list[Skipped] = []

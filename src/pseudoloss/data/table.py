@@ -51,6 +51,8 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
                 tuple(name_of(file, root) for file in files),
                 tuple(labels[i] for i in chosen),
             )
+    if not parts:
+        raise InputError(f"{where}: has no rows")
     return parts
 
 
