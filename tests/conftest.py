@@ -5,8 +5,10 @@ import os
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import pseudoloss as pl
+from pseudoloss.data import Reader, find_source
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
@@ -51,3 +53,35 @@ def npz(tmp_path):
         return path
 
     return write
+
+
+def save_images(folder, images, labels, names=None):
+    """Image files in a folder for each class, PNG and JPEG in turn; their paths."""
+    paths = []
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        inside = folder / (str(label) if names is None else names[label])
+        inside.mkdir(parents=True, exist_ok=True)
+        paths.append(inside / f"{i}.{'jpg' if i % 2 else 'png'}")
+        Image.fromarray(image.squeeze()).save(paths[-1], quality=95)
+    return paths
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """Colour files of 20×28 in train/ and test/, three classes with odd names."""
+    root = tmp_path_factory.mktemp("photos")
+    names = ("a cat", 'dog, "wet"', "übel")
+    for part, n in (("train", 36), ("test", 12)):
+        images, labels = make_images(n, 3, 28, 3, seed=n)
+        save_images(root / part, images[:, :20], labels, names)
+    return root
+
+
+@pytest.fixture(scope="session")
+def photo_run(photos, tmp_path_factory):
+    """The folder of a run on them: stored as 20×20 pixels, of which the network sees 16×16."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    settings = TINY | {"pad": 0, "epochs": 2, "batch_size": 9}
+    data, _ = find_source(str(photos)).read(Reader(3, (20, 20)), 16, "host", strict=True)
+    pl.train(data, out, quiet=True, image_size=16, **settings)
+    return out

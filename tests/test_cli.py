@@ -47,6 +47,8 @@ def test_version(capsys):
     "words",
     [
         *(["--help"], ["train", "--help"], ["demo", "--help"], ["presets"], ["train", "--oot"]),
+        *([name, "--help"] for name in ("predict", "evaluate", "export")),
+        *(["predict", "run"], ["evaluate", "run", "x", "--part", "y"], ["export", "run"]),
         *(["experiments", name, "--help"] for name in EXPERIMENTS_COMMANDS),
         *(["experiments", "list"], ["experiments", "list", "ablation"]),
         *(["experiments", "run", "nothing"], ["experiments", "table", "nothing"]),

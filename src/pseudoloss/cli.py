@@ -136,6 +136,140 @@ def train(words: list[str]) -> None:
         print(wording.what_next(args.out))
 
 
+def predict(words: list[str]) -> None:
+    """Say what is on images, with the model of a run.
+
+    IMAGES are image files, folders (every file in them, and in the folders inside), or tables
+    (.csv, .parquet) with a column path. Files are read as they were for training. RUN is a run
+    folder, a folder that was exported as safetensors, or such a file. Writes a row an image: path,
+    label, probability. Files that cannot be read are told of and left out.
+    """
+    parser = Parser("predict", predict)
+    parser.usage = "pseudoloss predict RUN IMAGES ... [OPTION ...]"
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the run folder")
+    add("images", nargs="+", metavar="IMAGES", help="image files, folders and tables")
+    add("--out", type=Path, metavar="FILE", help="write there, not to the terminal; new")
+    add("--force", action="store_true", help="replace FILE if it exists")
+    add(
+        "--format",
+        choices=("csv", "jsonl"),
+        help="of the rows: a table, or JSON a line (default: as FILE ends, else csv)",
+    )
+    add("--probabilities", action="store_true", help="the probability of every class too")
+    add(
+        "--top",
+        type=_whole,
+        default=1,
+        metavar="K",
+        help="name the K most likely classes (default: 1)",
+    )
+    _add_model(parser)
+    add("--quiet", action="store_true", help="print nothing but rows and errors")
+    args = parser.parse(words)
+    from pseudoloss import predictions
+    from pseudoloss.files import as_path, refuse_existing
+    from pseudoloss.progress import Silent, beside_output
+    from pseudoloss.runs import open_model
+
+    if args.out is not None:
+        as_path(args.out, "--out")
+        if not args.force:
+            refuse_existing(args.out, hint="add --force to replace it")
+        if args.out.is_dir() or not args.out.parent.is_dir():
+            what = "is a folder" if args.out.is_dir() else f"there is no folder {args.out.parent}"
+            raise InputError(f"--out {args.out}: {what}")
+    paths = predictions.find_images(args.images)
+    model = open_model(args.run, args.best, args.device)
+    predictions.check_top(args.top, len(model.classes))
+    output = sys.stdout  # before a bar on standard error takes its place
+    bar = args.out is not None or not output.isatty()
+    teller = Silent() if args.quiet else beside_output(bar)
+    ending = "jsonl" if args.out is not None and args.out.suffix == ".jsonl" else "csv"
+    options: dict[str, Any] = {
+        "form": args.format or ending,
+        "top": args.top,
+        "probabilities": args.probabilities,
+        "teller": teller,
+    }
+    with teller:
+        if args.out is None:
+            predictions.write_predictions(model, paths, output, **options)
+        else:
+            predictions.write_predictions_to(args.out, model, paths, **options)
+
+
+def evaluate(words: list[str]) -> None:
+    """Measure how right a model is on images with labels.
+
+    SOURCE is what pseudoloss train takes. Without --part, what is for testing: the test part, else
+    val, else all of it. Prints accuracy, the worst classes, what is confused with what, and
+    whether the probabilities can be believed.
+    """
+    parser = Parser("evaluate", evaluate)
+    parser.usage = "pseudoloss evaluate RUN SOURCE [OPTION ...]"
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the run folder")
+    add("source", metavar="SOURCE", help="images with right labels")
+    add("--part", choices=("train", "val", "test"), help="part of SOURCE")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write evaluation.json, classes.csv, confusion.csv and predictions.csv there; new",
+    )
+    add("--json", action="store_true", help="print evaluation.json, not a table")
+    _add_model(parser)
+    _add_columns(parser.add_argument_group("Tables of images"))
+    args = parser.parse(words)
+    columns = {name: value for name, value in vars(args).items() if name.endswith("_column")}
+    from pseudoloss import wording
+    from pseudoloss.data import Options
+    from pseudoloss.evaluation import evaluate as compare
+    from pseudoloss.files import as_path, new_folder, refuse_existing, to_json
+    from pseudoloss.progress import beside_output
+    from pseudoloss.runs import open_model
+
+    if args.out is not None:
+        refuse_existing(as_path(args.out, "--out"))
+    model = open_model(args.run, args.best, args.device)
+    with beside_output() as teller:
+        found = compare(model, args.source, args.part, Options(**columns), teller.progress)
+    if args.out is not None:
+        with new_folder(args.out) as folder:
+            found.write(folder)
+    print(to_json(found.summary(), indent=2) if args.json else wording.evaluated(found))
+    if args.out is not None and not args.json:
+        print(f"\nwritten: {args.out}/: evaluation.json, classes.csv, confusion.csv, …")
+
+
+def export(words: list[str]) -> None:
+    """Write the model of a run in a common format, with all that using it takes.
+
+    onnx and torchscript take pixels and give probabilities, and need no pseudoloss; safetensors
+    is for pseudoloss itself. What was written is compared with the model before it is there.
+    """
+    parser = Parser("export", export)
+    parser.usage = "pseudoloss export RUN --out DIR [OPTION ...]"
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the run folder")
+    add("--out", type=Path, metavar="DIR", help="the folder to write; new")
+    add(
+        "--format",
+        choices=("onnx", "torchscript", "safetensors"),
+        default="onnx",
+        help="of the model (default: onnx)",
+    )
+    _add_best(parser)
+    args = parser.parse(words)
+    if args.out is None:
+        raise InputError("--out is missing: name the folder to write, such as --out model")
+    from pseudoloss import wording
+    from pseudoloss.export import export_run
+
+    print(wording.exported(export_run(args.run, args.out, args.format, args.best)))
+
+
 def presets(words: list[str]) -> None:
     """List the presets and what each of them changes."""
     Parser("presets", presets).parse(words)
@@ -338,6 +472,9 @@ EXPERIMENTS_COMMANDS: dict[str, Callable[[list[str]], None]] = {
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "train": train,
+    "predict": predict,
+    "evaluate": evaluate,
+    "export": export,
     "presets": presets,
     "experiments": experiments,
 }
@@ -454,13 +591,25 @@ def _add_reading(parser: Parser) -> None:
         help="how images become squares: their centre, or all of it stretched (default: crop)",
         **missing,
     )
+    _add_columns(group)
+
+
+def _add_columns(group: Any) -> None:
     for name in ("path", "label", "split"):
-        add(
-            f"--{name}-column",
-            metavar="NAME",
-            help=f"column of a table (default: {name})",
-            **missing,
-        )
+        text = f"column of a table (default: {name})"
+        group.add_argument(f"--{name}-column", metavar="NAME", help=text, default=argparse.SUPPRESS)
+
+
+def _add_model(parser: Parser) -> None:
+    """Which of its models, and where it computes."""
+    _add_best(parser)
+    text = "auto, cpu, cuda, cuda:N or mps (default: auto)"
+    parser.add_argument("--device", default="auto", metavar="NAME", help=text)
+
+
+def _add_best(parser: Parser) -> None:
+    text = "the model of the best epoch, not of the last one"
+    parser.add_argument("--best", action="store_true", help=text)
 
 
 def _add_out(parser: Parser) -> None:

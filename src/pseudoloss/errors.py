@@ -15,3 +15,8 @@ class BusyError(InputError):
 
 class TrainingError(RuntimeError):
     """Training could not go on (the loss became NaN, say). The last checkpoint is intact."""
+
+
+class ExportError(TrainingError):
+    """A model could not be exported, or what was exported says something else than the model.
+    Nothing is left behind."""

@@ -3,7 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,29 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another name") -> None:
+    """Nothing of the user's is overwritten."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{flag} {path}: exists already; {hint}")
+
+
+@contextmanager
+def new_folder(path: Path, flag: str = "--out") -> Iterator[Path]:
+    """A folder to fill, beside `path`; in its place once it is full, and gone if that fails."""
+    refuse_existing(path, flag)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        draft.mkdir(parents=True)
+        yield draft
+        draft.rename(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{flag} {path}: cannot be written ({reason})") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def as_path(value: Any, flag: str) -> Path:

@@ -1,17 +1,18 @@
 """A trained classifier: its file, and its predictions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from pseudoloss import networks
+from pseudoloss import evaluation, networks, predictions
 from pseudoloss.capture import using
-from pseudoloss.data import Reader, to_pixels
+from pseudoloss.data import Reader, Source, to_pixels
 from pseudoloss.data.image_files import Fit
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
@@ -70,6 +71,26 @@ class Model:
         """Name of the most likely class of each image."""
         names = np.array(self.classes, dtype=object)
         return np.asarray(names[self.predict_proba(images).argmax(1)])
+
+    def predict_files(
+        self, images: str | Path | Sequence[str | Path], top: int = 1, probabilities: bool = False
+    ) -> pd.DataFrame:
+        """What it says of image files and of the files in folders, a row each: `path`, `label`,
+        `probability`. Files that cannot be read are left out, with a warning.
+
+        Args:
+            images: a file or a folder, or several of them.
+            top: how many of the most likely classes to name (`label_2`, `probability_2`, …).
+            probabilities: add a column `p_CLASS` for every class.
+        """
+        several = [images] if isinstance(images, str | Path) else images
+        return predictions.predict_files(self, several, top, probabilities)
+
+    def evaluate(
+        self, source: Source, part: evaluation.Part | None = None
+    ) -> evaluation.Evaluation:
+        """How right it is on a source with labels, as `pseudoloss evaluate` says it."""
+        return evaluation.evaluate(self, source, part)
 
     def save(self, path: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the model; with `weights`, as it was when they were copied."""

@@ -42,6 +42,15 @@ class Silent(Teller):
     def __exit__(self, *error: object) -> None: ...
 
 
+def beside_output(bar: bool = True) -> "Terminal":
+    """Tells on standard error, so that standard output holds results alone; perhaps without a
+    bar."""
+    console = Console(
+        stderr=True, highlight=False, soft_wrap=True, force_terminal=None if bar else False
+    )
+    return Terminal(console)
+
+
 class Terminal(Teller):
     """Lines on standard output and, where it is a terminal, a bar below them."""
 

@@ -59,8 +59,7 @@ def load(path: str | Path, device: str = "cpu") -> Run:
     recorded = folder.recorded()
     if recorded is None:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
-    if not folder.finished:
-        raise InputError(f"{path}: the run is not finished; go on with pseudoloss train --resume")
+    folder.refuse_unfinished()
     try:
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
         labels = read_labels(folder.path)
@@ -76,6 +75,28 @@ def load(path: str | Path, device: str = "cpu") -> Run:
         model=load_model(folder.path / "model.safetensors", choose_device(device)),
         path=folder.path,
     )
+
+
+def open_model(path: str | Path, best: bool = False, device: str = "cpu") -> Model:
+    """The model of a run folder, of a folder that was exported, or in a file of its own.
+
+    With `best`, as it was after the epoch with the best accuracy, which run folders alone have.
+    """
+    place = as_path(path, "run")
+    if not place.exists():
+        raise InputError(f"{path}: no such run")
+    folder = RunFolder(place)
+    is_run = folder.config.exists()
+    if best and not is_run:
+        raise InputError(f"--best: {path} is not a run folder, and has but one model")
+    file = place if place.is_file() else place / f"{'best' if best else 'model'}.safetensors"
+    if is_run:
+        folder.refuse_unfinished()
+        if best and not file.exists():
+            raise InputError(f"--best: {path} had no images to test on, and knows no best epoch")
+    elif not file.exists():
+        raise InputError(f"{path}: neither a run folder nor one with a model.safetensors")
+    return load_model(file, choose_device(device))
 
 
 @dataclass(frozen=True)
@@ -128,6 +149,12 @@ class RunFolder:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.config}: not the config.json of a run ({error})") from None
+
+    def refuse_unfinished(self) -> None:
+        if not self.finished:
+            raise InputError(
+                f"{self.path}: the run is not finished; go on with pseudoloss train --resume"
+            )
 
     def refuse_if_taken(self) -> None:
         """Nothing of the user's is overwritten: a new run wants a new or empty folder."""

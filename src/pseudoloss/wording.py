@@ -10,11 +10,15 @@ from pseudoloss import __version__
 from pseudoloss.config import Settings, as_flag
 
 if TYPE_CHECKING:
+    from pseudoloss.evaluation import Evaluation
+    from pseudoloss.export import Exported
     from pseudoloss.session import Session
 
 # How much work a step of each phase is, for the time that is left: forward passes, a backward pass
 # counted as two. PLS: two for the guess, and two that are learnt from.
 WORK = {"warm-up": 3, "ce": 3, "mixup": 3, "pls": 8}
+
+SHOWN = 5  # classes and confusions of an evaluation
 
 # What a metric is called where a notice speaks of its values.
 VALUES = {
@@ -141,8 +145,72 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
 def what_next(path: Path) -> str:
     return (
         f"Next: open {path}/labels.csv (a row an image; sort it by label_score), or in Python:\n"
-        f'  import pseudoloss as pl; pl.load("{path}").model.predict(images)'
+        f'  import pseudoloss as pl; pl.load("{path}").model.predict(images)\n'
+        f"Classify files: pseudoloss predict {shlex.quote(str(path))} photo.jpg folder/"
     )
+
+
+def evaluated(found: "Evaluation") -> str:
+    """An evaluation in short: overall, the worst classes, what is confused, how sure it may be."""
+    images, error = len(found.predictions), found.calibration["error"]
+    confidence = float(found.predictions["probability"].mean())
+    tendency = "over" if 100 * confidence > found.accuracy else "under"
+    tested = found.classes[found.classes["support"] > 0]
+    of = (
+        f"{len(tested)} of {len(found.classes)}"
+        if len(tested) < len(found.classes)
+        else len(tested)
+    )
+    what = f"{found.source}, all of it" if found.part == "all" else f"{found.source}, {found.part}"
+    lines = [
+        f"{what}: {images:,} images of {of} classes",
+        f"  accuracy     {found.accuracy:.2f}% (mean of the classes "
+        f"{found.balanced_accuracy:.2f}%)",
+        f"  calibration  error {error:.3f} over {len(found.calibration['bins'])} bins: "
+        f"{confidence:.1%} sure on average, so {tendency}confident",
+        f"  negative log-likelihood  {found.negative_log_likelihood:.4f}",
+    ]
+    if found.skipped:
+        first = found.skipped[0]
+        lines.append(
+            f"  left out     {len(found.skipped):,} files that cannot be read (the first: "
+            f"{first.path}, {first.reason})"
+        )
+    worst = tested.sort_values("accuracy", kind="stable").head(SHOWN)
+    width = max(len("worst classes"), *(len(str(name)) for name in worst["class"]))
+    lines += ["", f"  {'worst classes':{width}}  accuracy  precision  recall  images"]
+    lines += [
+        f"  {row['class']:{width}}  {row['accuracy']:7.2f}%  {_two(row['precision']):>9}  "
+        f"{_two(row['recall']):>6}  {row['support']:6,}"
+        for row in worst.astype(object).to_dict("records")
+    ]
+    confusions = found.confusions.head(SHOWN)
+    if len(confusions):
+        lines += ["", "  most frequent confusions"]
+        lines += [
+            f"  {row['images']:6,} × {row['label']} taken for {row['predicted_label']}"
+            for row in confusions.to_dict("records")
+        ]
+    lines += ["", "  probability    images  mean    accuracy"]
+    lines += [
+        f"  {part['low']:.2f} to {part['high']:.2f}  {part['images']:7,}  "
+        f"{part['confidence']:.3f}  {part['accuracy']:7.2f}%"
+        for part in found.calibration["bins"]
+        if part["images"]
+    ]
+    return "\n".join(lines)
+
+
+def exported(found: "Exported") -> str:
+    lines = [f"written: {found.path}/: {', '.join(found.files)}"]
+    if found.difference is None:
+        lines.append("not compared with the model: onnxruntime is not installed")
+    else:
+        lines.append(
+            "compared with the model on random images: probabilities differ by "
+            f"{found.difference:.1g} at most"
+        )
+    return "\n".join(lines)
 
 
 def device_name(device: torch.device) -> str:
@@ -160,4 +228,4 @@ def duration(seconds: float) -> str:
 
 
 def _two(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None or value != value else f"{value:.3f}"

@@ -1,5 +1,6 @@
 """One image file: whatever its format and mode, 8 bits a channel, grey or RGB, in one size.
 
+A copy of this file goes with every exported model (export.py): NumPy and Pillow are all it needs.
 Shapes: C channels, H high, W wide.
 """
 

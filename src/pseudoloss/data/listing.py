@@ -184,6 +184,8 @@ def list_files(
     Files whose headers cannot be read are left out. Accuracy is measured on "val", else on "test",
     else on images that are held out of "train".
     """
+    if "train" not in parts:
+        raise InputError(f"{name}: has no rows to train on")
     train, headers, skipped = _with_headers(parts["train"], "headers", progress)
     if skipped and options.strict:
         refuse(skipped[0], name)

@@ -65,7 +65,7 @@ def find_source(
             if options.test is not None:
                 listing = with_test(listing, named_test(options), options, progress)
             return listing
-        data = _open_words(words)
+        data = open_words(words)
     elif isinstance(source, Data):
         data = source
     elif isinstance(source, tuple) and len(source) == 2:
@@ -113,7 +113,8 @@ def file_parts(words: str, options: Options) -> dict[str, Listed] | None:
     return None
 
 
-def _open_words(words: str) -> Data:
+def open_words(words: str) -> Data:
+    """A source that is not made of image files, by its words."""
     kind, colon, place = words.partition(":")
     if words == "digits":
         return digits()

@@ -51,9 +51,19 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
                 tuple(name_of(file, root) for file in files),
                 tuple(labels[i] for i in chosen),
             )
-    if "train" not in parts:
-        raise InputError(f"{where}: has no rows to train on")
+    if not parts:
+        raise InputError(f"{where}: has no rows")
     return parts
+
+
+def table_files(path: Path, column: str, where: str) -> list[Path]:
+    """The files in one column of a table."""
+    rows = _read(path, where)
+    if column not in rows:
+        raise InputError(
+            f"{where}: has no column {column}{did_you_mean(column, map(str, rows.columns))}"
+        )
+    return [path.parent / Path(text).expanduser() for text in _texts(rows[column], column, where)]
 
 
 def _read(path: Path, where: str) -> pd.DataFrame:
