@@ -280,7 +280,7 @@ from pathlib import Path
 import numpy as np
 import {package}
 
-from image_files import Reader
+from image_files import Reader, UnreadableError
 
 HERE = Path(__file__).resolve().parent
 CLASSES = json.loads((HERE / "classes.json").read_text(encoding="utf-8"))
@@ -308,7 +308,11 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python predict.py IMAGE ...")
     for path in sys.argv[1:]:
-        found = probabilities([path])[0]
+        try:
+            found = probabilities([path])[0]
+        except UnreadableError as error:
+            print(f"{{path}}: left out ({{error}})", file=sys.stderr)
+            continue
         print(path, CLASSES[found.argmax()], f"{{found.max():.4f}}")
 '''
 

@@ -34,7 +34,13 @@ def find_images(folder: Path) -> list[Path]:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names of classes, sorted: numbers by their value, then the others."""
-    return sorted(set(names), key=lambda name: (not name.isdecimal(), name.zfill(20), name))
+    return sorted(set(names), key=lambda name: (not name.isdecimal(), *_by_value(name), name))
+
+
+def _by_value(name: str) -> tuple[int, str]:
+    """Shorter numbers are smaller; of one length the digits decide."""
+    digits = name.lstrip("0") if name.isdecimal() else ""
+    return len(digits), digits
 
 
 def stretched(size: tuple[int, int]) -> Fit:
