@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import pseudoloss as pl
 
@@ -49,5 +50,23 @@ def npz(tmp_path):
         path = tmp_path / name
         np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
         return path
+
+    return write
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Writes image files, each of a colour of its own: names inside a folder, with or without
+    suffixes."""
+
+    def write(*names, root="photos", size=(12, 10)):
+        folder = tmp_path / root
+        folder.mkdir(exist_ok=True)
+        for i, name in enumerate(names):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            colour = (i * 37 % 256, i * 91 % 256, i * 53 % 256)
+            Image.new("RGB", size, colour).save(path, "PNG")
+        return folder
 
     return write

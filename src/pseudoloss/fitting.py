@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from pseudoloss.config import Settings
-from pseudoloss.data import Listing
+from pseudoloss.config import Request, Settings
+from pseudoloss.data import Data, Listing
 from pseudoloss.session import Session
 from pseudoloss.wording import WORK
 
@@ -14,6 +14,14 @@ STEPS = 8  # an epoch should have at least so many
 UNEVEN = 2  # a class with so many times the images of another makes a set imbalanced
 MARGIN = 0.9  # of the time is planned for: an estimate can be wrong
 TIMED = 5  # steps that are timed, after as many that are not
+
+
+def choose_settings(found: Data | Listing, asked: Request) -> Settings:
+    """The settings of a new run on what was found."""
+    if isinstance(found, Data):
+        return asked.settings(found.preset)
+    usual = asked.settings(found.preset)
+    return asked.settings(found.preset, fit_to_data(found, usual))
 
 
 def fit_to_data(listing: Listing, usual: Settings) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, c
 from pseudoloss.data.images import check_trainable
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, write_json
-from pseudoloss.fitting import epochs_in, fit_to_data
+from pseudoloss.fitting import choose_settings, epochs_in
 from pseudoloss.labels import estimated_noise, label_table, write_labels
 from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Recorded, Run, RunFolder, load
@@ -153,19 +153,13 @@ def prepare(
     seed = recorded.settings.seed if recorded else asked.values.get("seed", Settings.seed)
     found = find_source(source, options, seed, teller.progress)
     skipped: tuple[Skipped, ...] = ()
+    settings = asked.resume(recorded.settings) if recorded else choose_settings(found, asked)
     if isinstance(found, Listing):
-        usual = asked.settings(found.preset)
-        settings = (
-            asked.resume(recorded.settings)
-            if recorded
-            else asked.settings(found.preset, fit_to_data(found, usual))
-        )
         reader, seen = choose_reader(found, settings, options.fit)
         data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
         check_trainable(data.train, data.name)
     else:
         data = found
-        settings = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
     if settings.corrupt is not None or settings.pool is not None:
         noisy = corrupt(data.train, settings.corrupt, settings.seed, settings.pool)
         data = replace(data, train=noisy)

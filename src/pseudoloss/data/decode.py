@@ -34,7 +34,12 @@ def find_images(folder: Path) -> list[Path]:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names of classes, sorted: numbers by their value, then the others."""
-    return sorted(set(names), key=lambda name: (not name.isdecimal(), name.zfill(20), name))
+
+    def key(name: str) -> tuple[bool, str, str]:
+        is_number = name.isdecimal()
+        return not is_number, name.zfill(20) if is_number else name, name
+
+    return sorted(set(names), key=key)
 
 
 def stretched(size: tuple[int, int]) -> Fit:
