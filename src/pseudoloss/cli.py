@@ -136,6 +136,54 @@ def train(words: list[str]) -> None:
         print(wording.what_next(args.out))
 
 
+def inspect(words: list[str]) -> None:
+    """Look at a source before training on it: what it holds, what is broken, what is there twice.
+
+    SOURCE is as for pseudoloss train. Tells how many images there are of each class, their sizes
+    and formats; files that cannot be read, and why; pictures that are there more than once, with
+    two labels, or both to train and to test on; and what training would make of it.
+    """
+    parser = Parser("inspect", inspect)
+    parser.usage = "pseudoloss inspect SOURCE [OPTION ...]"
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="what to look at")
+    add(
+        "--duplicates",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="decode every image, to find broken files and duplicates; without, only the headers "
+        "of files are read",
+    )
+    add(
+        "--limit",
+        type=_whole,
+        default=3,
+        metavar="N",
+        help="how many files or pictures to name of each kind (default: 3)",
+    )
+    add("--json", action="store_true", help="for scripts: all that was found, as JSON")
+    _add_reading(parser)
+    args = parser.parse(words)
+    reading = {name: value for name, value in vars(args).items() if name in READING}
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from pseudoloss import inspection
+    from pseudoloss.files import to_json
+    from pseudoloss.progress import Terminal
+
+    with Terminal(Console(stderr=True)) as teller:
+        found = inspection.inspect(
+            args.source,
+            duplicates=args.duplicates,
+            limit=args.limit,
+            progress=teller.progress,
+            **reading,
+        )
+    print(to_json(asdict(found), indent=2) if args.json else inspection.report(found))
+
+
 def presets(words: list[str]) -> None:
     """List the presets and what each of them changes."""
     Parser("presets", presets).parse(words)
@@ -337,6 +385,7 @@ EXPERIMENTS_COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
+    "inspect": inspect,
     "train": train,
     "presets": presets,
     "experiments": experiments,

@@ -180,6 +180,8 @@ def _reason(error: Exception) -> str:
         return "too many pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if "truncated" in str(error).lower():  # its plugins have many words for it
+        return "truncated file"
     return " ".join(str(error).split()) or type(error).__name__
 
 

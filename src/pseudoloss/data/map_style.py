@@ -33,8 +33,9 @@ def dataset_items(source: Any, where: str, progress: Progress = no_progress) -> 
             label = None if targets is None else targets[i]
             if targets is None:
                 try:
-                    label = _pair(rows, i)[1]
-                    item = Item(item.get, header(item))
+                    image, label = _pair(rows, i)[:2]
+                    content = as_content(image, f"{where}[{i}]")
+                    item = Item(item.get, header(Item(partial(_same, content))))
                 except UnreadableError as error:  # without a label, it is told and left out
                     item, label = Item(partial(_fail, str(error))), ""
                 progress("labels", i + 1, len(source))
@@ -83,6 +84,10 @@ def _label(label: Any, classes: Sequence[str] | None, where: str) -> str:
     if not 0 <= number < len(classes):
         raise InputError(f"{where}: the label {number} is none of the {len(classes)} classes")
     return str(classes[int(number)])
+
+
+def _same(content: bytes | Image.Image) -> bytes | Image.Image:
+    return content
 
 
 def _fail(reason: str) -> bytes:
