@@ -47,6 +47,7 @@ def test_version(capsys):
     "words",
     [
         *(["--help"], ["train", "--help"], ["demo", "--help"], ["presets"], ["train", "--oot"]),
+        *(["inspect", "--help"], ["inspect"]),
         *(["experiments", name, "--help"] for name in EXPERIMENTS_COMMANDS),
         *(["experiments", "list"], ["experiments", "list", "ablation"]),
         *(["experiments", "run", "nothing"], ["experiments", "table", "nothing"]),

@@ -103,9 +103,10 @@ def train(words: list[str]) -> None:
     """Train a classifier in spite of wrong labels; find out which they are.
 
     SOURCE is a folder with a folder of images for each class (or with train/, val/ and test/ that
-    hold those), or a table (.csv, .parquet) with the columns path and label; an .npz file with
-    arrays; or digits, cifar10:DIR, cifar100:DIR, cnwl:DIR:0.4, imagenet32:DIR, web-aircraft:DIR,
-    web-bird:DIR, web-car:DIR.
+    hold those), or a table (.csv, .parquet) with the columns path and label; hf:NAME,
+    hf:NAME:CONFIG or hf:FOLDER, a data set of Hugging Face's; an .npz file with arrays; or digits,
+    cifar10:DIR, cifar100:DIR, cnwl:DIR:0.4, imagenet32:DIR, web-aircraft:DIR, web-bird:DIR,
+    web-car:DIR.
     Everything that is learnt goes into the run folder RUN.
     """
     args = train_parser(_peek(words, "--preset")).parse(words)
@@ -504,10 +505,11 @@ def _add_reading(parser: Parser) -> None:
         **missing,
     )
     for name in ("path", "label", "split"):
+        found = "" if name == "split" else "; of hf:NAME, found by its type"
         add(
             f"--{name}-column",
             metavar="NAME",
-            help=f"column of a table (default: {name})",
+            help=f"column of a table (default: {name}{found})",
             **missing,
         )
 
