@@ -238,7 +238,7 @@ def test_a_folder_of_broken_files(photos):
 
 @pytest.mark.parametrize("words", ["", "~nobody-here/photos", "x" * 5000, "no\0where"])
 def test_words_that_are_no_folder(words):
-    with pytest.raises(InputError, match=r"no such source|no usable path"):
+    with pytest.raises(InputError, match=r"no such source|no such file or folder|no usable path"):
         find_source(words)
 
 

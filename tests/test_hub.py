@@ -207,6 +207,7 @@ def test_wrong_datasets(change, options, message):
     [
         ("hf:", "say which data set, as hf:NAME"),
         ("hf:./nowhere", "hf:./nowhere: no such folder"),
+        ("hf:nowhere/", "hf:nowhere/: no such folder"),
         ("hf:.", "not a folder that save_to_disk has written"),
     ],
 )

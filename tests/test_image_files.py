@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from pseudoloss.data.image_files import (
     Item,
@@ -61,6 +61,22 @@ def test_formats(tmp_path, name, kind, off):
     assert np.abs(found.astype(int) - picture()).max() <= off
     assert header(path) == (16, 16, "RGB", kind)
     assert not header(path).is_grey
+
+
+@pytest.mark.parametrize(("suffix", "feature"), [("jp2", "jpg_2000"), ("avif", "avif")])
+def test_formats_that_not_every_pillow_knows(tmp_path, suffix, feature):
+    if not features.check(feature):
+        pytest.skip(f"this Pillow has no {suffix}")
+    path = saved(tmp_path / f"a.{suffix}", picture(32, 32))
+    found = read(path, size=(32, 32)).astype(int)
+    assert np.abs(found - picture(32, 32)).mean() <= 4
+
+
+def test_a_jpeg_of_several_pictures(tmp_path):
+    pictures = [Image.new("RGB", (40, 40), colour) for colour in ("red", "lime")]
+    pictures[0].save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=pictures[1:])
+    assert header(tmp_path / "a.jpg").format == "MPO"
+    assert np.abs(read(tmp_path / "a.jpg")[5, 5].astype(int) - (255, 0, 0)).max() <= 3
 
 
 def test_gif_has_the_colours_of_its_palette(tmp_path):

@@ -182,7 +182,18 @@ def test_what_training_would_refuse(photos, npz):
     found = inspect(photos("a/0.png", "a/1.png", "b/0.png"))
     assert found.problems == ["labels: class b has one image; every class needs at least 2"]
     assert "Training would refuse this: labels: class b has one image" in report(found)
+    assert "Next:" not in report(found)
     assert "--batch-size" in inspect(npz()).problems[0]
+
+
+def test_headers_that_promise_too_much(photos):
+    folder = photos("a/0.png", "a/1.png", "b/0.png", "b/1.png")
+    for path in folder.rglob("*.png"):
+        path.write_bytes(path.read_bytes()[:-25])
+    found = inspect(folder)
+    assert (found.train, found.imbalance, found.width) == (0, None, None)
+    assert found.problems == ["no image can be read"]
+    assert "4 × truncated file" in report(found)
 
 
 # ----------------------------------------------------------------------------- other sources
@@ -246,6 +257,7 @@ def test_json(folder, capsys):
     ("words", "message"),
     [
         (["nowhere"], "source nowhere: no such source"),
+        (["no/where"], "source no/where: no such file or folder"),
         ([], "SOURCE"),
         (["digits", "--hold-out", "0.2"], "--hold-out is for folders"),
         (["digits", "--limit", "x"], "--limit"),

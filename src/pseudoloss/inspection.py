@@ -306,6 +306,8 @@ def _most_telling(group: list[Seen], limit: int) -> list[Seen]:
 
 def _problems(classes: dict[str, int], images: int, settings: Settings) -> list[str]:
     """Why training would refuse the source."""
+    if not images:
+        return ["no image can be read"]
     found = []
     try:
         check_counts(classes, "labels")
@@ -373,7 +375,8 @@ def _command(source: Source, options: Options) -> str:
 def report(found: Inspection) -> str:
     """What was found, to be read."""
     images = _number(found.train + found.test, "image")
-    lines = [f"{found.source}: {images}, {len(found.classes)} classes"]
+    classes = "1 class" if len(found.classes) == 1 else f"{len(found.classes):,} classes"
+    lines = [f"{_line(found.source)}: {images}, {classes}"]
     lines += [f"  {title:11}{text}" for title, text in _about_images(found)]
     lines += [f"  {title:11}{text}" for title, text in _about_files(found)]
     if found.duplicates is not None:
@@ -381,9 +384,9 @@ def report(found: Inspection) -> str:
     lines += ["", "Training would use"]
     lines += [f"  {title:11}{text}" for title, text in _about_plan(found)]
     lines.append("")
-    if found.problems:
-        lines += [f"Training would refuse this: {problem}" for problem in found.problems]
-    lines.append(f"Next: {found.plan.command}")
+    lines += [f"Training would refuse this: {_line(problem)}" for problem in found.problems]
+    if not found.problems:
+        lines.append(f"Next: {found.plan.command}")
     return "\n".join(lines)
 
 

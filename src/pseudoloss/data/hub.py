@@ -28,7 +28,7 @@ def load_hub(place: str, where: str) -> Any:
     try:
         if folder.is_dir():
             return datasets.load_from_disk(str(folder))
-        if place.startswith((".", "/", "~")):
+        if place.startswith((".", "/", "~")) or place.endswith("/"):
             raise InputError(f"{where}: no such folder")
         return datasets.load_dataset(name, config or None)
     except InputError:

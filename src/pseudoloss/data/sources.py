@@ -169,6 +169,8 @@ def _open_words(words: str) -> Data:
     known = ("digits", *spelt.values(), "FILE.npz", "FOLDER/", "TABLE.csv", "hf:NAME")
     if words and at_home(words).exists():
         raise InputError(f"source {words}: neither a folder nor a table (.csv, .parquet, .npz)")
+    if "/" in words:
+        raise InputError(f"source {words}: no such file or folder")
     raise InputError(f"source {words}: no such source{did_you_mean(words, known)}")
 
 
