@@ -200,6 +200,25 @@ def test_a_folder_for_testing(photos):
     assert len(find_source(folder, Options(test=str(table))).test) == 2
 
 
+def test_broken_images_to_test_on(photos):
+    names = [f"{k}/{i}.png" for k in "ab" for i in range(4)]
+    folder, test = photos(*names), photos("a/0.png", root="test")
+    (test / "a" / "1.png").write_text("no image")
+    found = find_source(folder, Options(test=str(test)))
+    assert (len(found.test), found.skipped[0].path) == (1, "a/1.png")
+    with pytest.raises(InputError, match=r"--test .*: a/1.png cannot be read"):
+        find_source(folder, Options(test=str(test), strict=True))
+    (test / "a" / "0.png").unlink()
+    with pytest.raises(InputError, match=r"--test .*: no images can be read"):
+        find_source(folder, Options(test=str(test)))
+    parted = photos(*(f"train/{name}" for name in names), root="parted")
+    (parted / "val" / "a").mkdir(parents=True)
+    (parted / "val" / "a" / "0.png").write_text("no image")
+    assert find_source(parted).test is None
+    with pytest.raises(InputError, match=r"val/a/0.png cannot be read"):
+        find_source(parted, Options(strict=True))
+
+
 # -------------------------------------------------------------------------------- wrong inputs
 
 
