@@ -67,7 +67,7 @@ def save_images(folder, images, labels, names=None):
 
 
 @pytest.fixture(scope="session")
-def photos(tmp_path_factory):
+def photo_folder(tmp_path_factory):
     """Colour files of 20×28 in train/ and test/, three classes with odd names."""
     root = tmp_path_factory.mktemp("photos")
     names = ("a cat", 'dog, "wet"', "übel")
@@ -78,10 +78,28 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def photo_run(photos, tmp_path_factory):
+def photo_run(photo_folder, tmp_path_factory):
     """The folder of a run on them: stored as 20×20 pixels, of which the network sees 16×16."""
     out = tmp_path_factory.mktemp("runs") / "run"
     settings = TINY | {"pad": 0, "epochs": 2, "batch_size": 9}
-    data, _ = find_source(str(photos)).read(Reader(3, (20, 20)), 16, "host", strict=True)
+    data, _ = find_source(str(photo_folder)).read(Reader(3, (20, 20)), 16, "host", strict=True)
     pl.train(data, out, quiet=True, image_size=16, **settings)
     return out
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Writes image files, each of a colour of its own: names inside a folder, with or without
+    suffixes."""
+
+    def write(*names, root="photos", size=(12, 10)):
+        folder = tmp_path / root
+        folder.mkdir(exist_ok=True)
+        for i, name in enumerate(names):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            colour = (i * 37 % 256, i * 91 % 256, i * 53 % 256)
+            Image.new("RGB", size, colour).save(path, "PNG")
+        return folder
+
+    return write

@@ -11,6 +11,7 @@ from conftest import make_images
 from pseudoloss.data import OUT, arrays, cifar, open_source, to_pixels
 from pseudoloss.data.images import channel_statistics
 from pseudoloss.errors import InputError
+from pseudoloss.inspection import inspect
 
 # ------------------------------------------------------------------------------------ pixels
 
@@ -308,6 +309,15 @@ def test_cifar100(fake_cifar):
 def test_cifar10(fake_cifar):
     data = open_source(f"cifar10:{fake_cifar[0]}")
     assert (len(data.train), len(data.test), len(data.train.classes)) == (50, 10, 5)
+
+
+def test_a_look_at_cifar(fake_cifar):
+    found = inspect(f"cifar100:{fake_cifar[0]}")
+    assert (found.train, found.test, len(found.classes)) == (20, 10, 5)
+    assert found.plan.stored == (32, 32)
+    assert found.problems == [
+        "a batch of 256 is more than all 20 images: give a smaller --batch-size"
+    ]
 
 
 def test_nothing_is_unpickled_before_its_sum_is_checked(fake_cifar, monkeypatch):

@@ -49,10 +49,10 @@ def test_figures_are_scikit_learns(digits_run):
     assert sum(part["images"] for part in found.calibration["bins"]) == 359
 
 
-def test_files_and_arrays_of_them_give_the_same(model, photos):
-    from_files = model.evaluate(str(photos))
+def test_files_and_arrays_of_them_give_the_same(model, photo_folder):
+    from_files = model.evaluate(str(photo_folder))
     files = from_files.predictions["path"]
-    images = np.stack([model.reader.read(photos / file) for file in files])
+    images = np.stack([model.reader.read(photo_folder / file) for file in files])
     labels = from_files.predictions["label"].to_numpy(dtype=str)
     from_arrays = model.evaluate((images.transpose(0, 2, 3, 1), labels))
     assert (from_files.part, from_arrays.part) == ("test", "all")
@@ -62,15 +62,15 @@ def test_files_and_arrays_of_them_give_the_same(model, photos):
     )
 
 
-def test_parts(model, photos):
-    assert len(model.evaluate(str(photos), "train").predictions) == 36
-    assert len(model.evaluate(photos / "train").predictions) == 36
+def test_parts(model, photo_folder):
+    assert len(model.evaluate(str(photo_folder), "train").predictions) == 36
+    assert len(model.evaluate(photo_folder / "train").predictions) == 36
     with pytest.raises(InputError, match=r"--part val: .* has no such part \(it has test, train\)"):
-        model.evaluate(str(photos), "val")
+        model.evaluate(str(photo_folder), "val")
 
 
-def test_a_table_of_test_images_alone(model, photos, tmp_path):
-    files = sorted((photos / "test").rglob("*.*"))
+def test_a_table_of_test_images_alone(model, photo_folder, tmp_path):
+    files = sorted((photo_folder / "test").rglob("*.*"))
     rows = {"file": [str(f) for f in files], "is": [f.parent.name for f in files], "split": "val"}
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     words = ["--path-column", "file", "--label-column", "is"]
@@ -80,7 +80,7 @@ def test_a_table_of_test_images_alone(model, photos, tmp_path):
     assert main(["evaluate", run, str(tmp_path / "t.csv"), "--out", str(out), *words]) == 0
     found = json.loads((out / "evaluation.json").read_text())
     assert (found["part"], found["images"]) == ("val", 12)
-    with pytest.raises(InputError, match=r"t\.csv: has no rows to train on"):
+    with pytest.raises(InputError, match=r"t\.csv: has no images to train on, only val"):
         pl.train(str(tmp_path / "t.csv"), path_column="file", label_column="is")
 
 
@@ -168,8 +168,8 @@ def test_the_table(digits_run, tmp_path, capsys):
     assert (code, f"--out {out}: exists already" in err) == (2, True)
 
 
-def test_json_alone(photo_run, photos, capsys):
-    code, text, err = call("evaluate", photo_run, photos, "--json", "--best", capsys=capsys)
+def test_json_alone(photo_run, photo_folder, capsys):
+    code, text, err = call("evaluate", photo_run, photo_folder, "--json", "--best", capsys=capsys)
     assert (code, err) == (0, "")
     assert json.loads(text)["images"] == 12
 
@@ -184,9 +184,11 @@ def test_json_alone(photo_run, photos, capsys):
         (["nowhere", "PHOTOS"], "nowhere: no such run"),
     ],
 )
-def test_bad_input_is_one_line(words, message, photo_run, photos, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_line(
+    words, message, photo_run, photo_folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photos)) for w in words]
+    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photo_folder)) for w in words]
     code, out, err = call("evaluate", *filled, "--out", "x", capsys=capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -94,8 +94,8 @@ def exported(photo_run, tmp_path_factory):
 
 
 @pytest.fixture
-def photo(photos):
-    return next((photos / "test").rglob("*.jpg"))
+def photo(photo_folder):
+    return next((photo_folder / "test").rglob("*.jpg"))
 
 
 def test_what_is_in_the_folder(exported, photo_run):
@@ -115,8 +115,8 @@ def test_nothing_of_this_machine_is_in_the_graph(exported):
 
 
 @pytest.mark.parametrize("form", ["onnx", "torchscript"])
-def test_the_program_says_what_we_say_without_us(form, exported, photo_run, photos):
-    paths = sorted(str(path) for path in (photos / "test").rglob("*.*"))
+def test_the_program_says_what_we_say_without_us(form, exported, photo_run, photo_folder):
+    paths = sorted(str(path) for path in (photo_folder / "test").rglob("*.*"))
     block = "import sys, runpy; sys.modules['pseudoloss'] = None; "
     program = f"{block}runpy.run_path('predict.py', run_name='__main__')"
     result = subprocess.run(
@@ -203,10 +203,10 @@ def test_the_steps_are_those_of_the_reader(fit, tmp_path, photo):
     assert steps["input"]["shape"] == ["N", 3, 15, 16]
 
 
-def test_the_exported_weights_are_a_model(exported, photo_run, photos, capsys):
+def test_the_exported_weights_are_a_model(exported, photo_run, photo_folder, capsys):
     texts = []
     for run in (photo_run, exported["safetensors"].path):
-        assert main(["predict", str(run), str(photos / "test")]) == 0
+        assert main(["predict", str(run), str(photo_folder / "test")]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
 
@@ -243,9 +243,11 @@ def test_a_place_that_cannot_be_written(photo_run, tmp_path):
         (["RUN", "--out", "x", "--format", "caffe"], "--format"),
     ],
 )
-def test_bad_input_is_one_line(words, message, photo_run, photos, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_line(
+    words, message, photo_run, photo_folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photos)) for w in words]
+    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photo_folder)) for w in words]
     assert main(["export", *filled]) == 2
     captured = capsys.readouterr()
     assert message in captured.err

@@ -24,11 +24,11 @@ def model(photo_run):
 
 
 @pytest.fixture
-def broken(tmp_path, photos):
+def broken(tmp_path, photo_folder):
     """A folder with two images, an empty file, one cut short, and a text."""
     folder = tmp_path / "some" / "images"
     folder.mkdir(parents=True)
-    source = next((photos / "test" / "übel").glob("*.jpg")).read_bytes()
+    source = next((photo_folder / "test" / "übel").glob("*.jpg")).read_bytes()
     (folder / "good").write_bytes(source)
     (folder / "also good.JPG").write_bytes(source)
     (folder / "empty.png").write_bytes(b"")
@@ -51,10 +51,10 @@ def call(*words, capsys):
 
 
 @pytest.mark.parametrize("size", [1, 5, 256])
-def test_files_are_read_and_classified_as_one_by_one(model, photos, monkeypatch, size):
+def test_files_are_read_and_classified_as_one_by_one(model, photo_folder, monkeypatch, size):
     monkeypatch.setattr(predictions, "AT_ONCE", size)
-    paths = sorted(path for path in (photos / "test").rglob("*") if path.is_file())
-    table = model.predict_files(photos / "test", probabilities=True)
+    paths = sorted(path for path in (photo_folder / "test").rglob("*") if path.is_file())
+    table = model.predict_files(photo_folder / "test", probabilities=True)
     assert table["path"].tolist() == [str(path) for path in paths]
     wanted = np.concatenate([model.predict_proba(model.reader.read(p)[None]) for p in paths])
     found = table[[f"p_{name}" for name in model.classes]].to_numpy()
@@ -63,8 +63,8 @@ def test_files_are_read_and_classified_as_one_by_one(model, photos, monkeypatch,
     np.testing.assert_allclose(table["probability"], wanted.max(1), atol=1e-6)
 
 
-def test_the_most_likely_classes_come_in_order(model, photos):
-    table = model.predict_files([photos / "test"], top=3)
+def test_the_most_likely_classes_come_in_order(model, photo_folder):
+    table = model.predict_files([photo_folder / "test"], top=3)
     p = table[["probability", "probability_2", "probability_3"]].to_numpy()
     assert (np.diff(p, axis=1) <= 0).all()
     np.testing.assert_allclose(p.sum(1), 1)
@@ -101,21 +101,21 @@ def test_grey_and_see_through_files_fit_a_model_of_colours(model, tmp_path):
     assert len(model.predict_files(tmp_path)) == 5
 
 
-def test_a_run_hands_its_model_over(photo_run, photos):
+def test_a_run_hands_its_model_over(photo_run, photo_folder):
     run = pl.load(photo_run)
-    table = run.model.predict_files(next((photos / "test").rglob("*.png")))
+    table = run.model.predict_files(next((photo_folder / "test").rglob("*.png")))
     assert list(table) == ["path", "label", "probability"]
 
 
 # -------------------------------------------------------------------------------- command line
 
 
-def test_a_table(photo_run, photos, model, capsys):
-    code, out, err = call("predict", photo_run, photos / "test", capsys=capsys)
+def test_a_table(photo_run, photo_folder, model, capsys):
+    code, out, err = call("predict", photo_run, photo_folder / "test", capsys=capsys)
     assert (code, err) == (0, "")
     rows = rows_of(out)
     assert list(rows[0]) == ["path", "label", "probability"]
-    table = model.predict_files(photos / "test")
+    table = model.predict_files(photo_folder / "test")
     assert [row["path"] for row in rows] == table["path"].tolist()
     assert [row["label"] for row in rows] == table["label"].tolist()
     np.testing.assert_allclose(
@@ -123,9 +123,9 @@ def test_a_table(photo_run, photos, model, capsys):
     )
 
 
-def test_every_class_has_a_column(photo_run, photos, model, capsys):
+def test_every_class_has_a_column(photo_run, photo_folder, model, capsys):
     words = ["--probabilities", "--top", "2"]
-    _, out, _ = call("predict", photo_run, photos / "test", *words, capsys=capsys)
+    _, out, _ = call("predict", photo_run, photo_folder / "test", *words, capsys=capsys)
     rows = rows_of(out)
     more = ["label_2", "probability_2", *(f"p_{name}" for name in model.classes)]
     assert list(rows[0]) == ["path", "label", "probability", *more]
@@ -134,9 +134,9 @@ def test_every_class_has_a_column(photo_run, photos, model, capsys):
         assert row[f"p_{row['label_2']}"] == row["probability_2"]
 
 
-def test_lines_of_json(photo_run, photos, model, tmp_path, capsys):
+def test_lines_of_json(photo_run, photo_folder, model, tmp_path, capsys):
     words = ["--probabilities", "--top", "2", "--out", tmp_path / "x.jsonl"]
-    code, out, err = call("predict", photo_run, photos / "test", *words, capsys=capsys)
+    code, out, err = call("predict", photo_run, photo_folder / "test", *words, capsys=capsys)
     assert (code, out, err) == (0, "", "")
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert len(lines) == 12
@@ -166,10 +166,10 @@ def test_nothing_but_broken_files(photo_run, broken, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["some"]
 
 
-def test_a_file_is_replaced_only_with_force(photo_run, photos, tmp_path, capsys):
+def test_a_file_is_replaced_only_with_force(photo_run, photo_folder, tmp_path, capsys):
     out = tmp_path / "x.csv"
     out.write_text("mine")
-    words = ["predict", photo_run, photos / "test", "--out", out]
+    words = ["predict", photo_run, photo_folder / "test", "--out", out]
     code, _, err = call(*words, capsys=capsys)
     assert code == 2
     assert f"--out {out}: exists already; add --force to replace it" in err
@@ -179,18 +179,18 @@ def test_a_file_is_replaced_only_with_force(photo_run, photos, tmp_path, capsys)
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_an_interrupt_leaves_nothing(photo_run, photos, tmp_path, capsys, monkeypatch):
+def test_an_interrupt_leaves_nothing(photo_run, photo_folder, tmp_path, capsys, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(predictions, "as_table", interrupted)
-    words = ["predict", photo_run, photos / "test", "--out", tmp_path / "x.csv"]
+    words = ["predict", photo_run, photo_folder / "test", "--out", tmp_path / "x.csv"]
     assert call(*words, capsys=capsys)[0] == 130
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_names_files(photo_run, photos, tmp_path, capsys):
-    files = sorted((photos / "test" / "a cat").iterdir())
+def test_a_table_names_files(photo_run, photo_folder, tmp_path, capsys):
+    files = sorted((photo_folder / "test" / "a cat").iterdir())
     pd.DataFrame({"path": [str(file) for file in files]}).to_csv(tmp_path / "t.csv")
     _, out, _ = call("predict", photo_run, tmp_path / "t.csv", capsys=capsys)
     assert [row["path"] for row in rows_of(out)] == [str(file) for file in files]
@@ -199,7 +199,7 @@ def test_a_table_names_files(photo_run, photos, tmp_path, capsys):
     assert (code, "u.csv: has no column path" in err) == (2, True)
 
 
-def test_the_best_model_and_a_model_alone(photo_run, photos, capsys):
+def test_the_best_model_and_a_model_alone(photo_run, photo_folder, capsys):
     texts = {}
     for words in (
         (photo_run,),
@@ -207,7 +207,7 @@ def test_the_best_model_and_a_model_alone(photo_run, photos, capsys):
         (photo_run / "best.safetensors",),
         (photo_run / "model.safetensors",),
     ):
-        code, texts[words], _ = call("predict", *words, photos / "test", capsys=capsys)
+        code, texts[words], _ = call("predict", *words, photo_folder / "test", capsys=capsys)
         assert code == 0
     last, best, best_file, last_file = texts.values()
     assert (last, best) == (last_file, best_file)
@@ -234,12 +234,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name, photo_run, photos, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_line(name, photo_run, photo_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("x" * 20)
     words, message = BAD[name]
-    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photos)) for w in words]
+    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photo_folder)) for w in words]
     code, out, err = call("predict", *filled, capsys=capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -103,9 +103,10 @@ def train(words: list[str]) -> None:
     """Train a classifier in spite of wrong labels; find out which they are.
 
     SOURCE is a folder with a folder of images for each class (or with train/, val/ and test/ that
-    hold those), or a table (.csv, .parquet) with the columns path and label; an .npz file with
-    arrays; or digits, cifar10:DIR, cifar100:DIR, cnwl:DIR:0.4, imagenet32:DIR, web-aircraft:DIR,
-    web-bird:DIR, web-car:DIR.
+    hold those), or a table (.csv, .parquet) with the columns path and label; hf:NAME,
+    hf:NAME:CONFIG or hf:FOLDER, a data set of Hugging Face's; an .npz file with arrays; or digits,
+    cifar10:DIR, cifar100:DIR, cnwl:DIR:0.4, imagenet32:DIR, web-aircraft:DIR, web-bird:DIR,
+    web-car:DIR.
     Everything that is learnt goes into the run folder RUN.
     """
     args = train_parser(_peek(words, "--preset")).parse(words)
@@ -134,6 +135,54 @@ def train(words: list[str]) -> None:
         raise KeyboardInterrupt(hint if args.out.exists() else "interrupted") from None
     if run.finished and not args.quiet:
         print(wording.what_next(args.out))
+
+
+def inspect(words: list[str]) -> None:
+    """Look at a source before training on it: what it holds, what is broken, what is there twice.
+
+    SOURCE is as for pseudoloss train. Tells how many images there are of each class, their sizes
+    and formats; files that cannot be read, and why; pictures that are there more than once, with
+    two labels, or both to train and to test on; and what training would make of it.
+    """
+    parser = Parser("inspect", inspect)
+    parser.usage = "pseudoloss inspect SOURCE [OPTION ...]"
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="what to look at")
+    add(
+        "--duplicates",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="decode every image, to find broken files and duplicates; without, only the headers "
+        "of files are read",
+    )
+    add(
+        "--limit",
+        type=_whole,
+        default=3,
+        metavar="N",
+        help="how many files or pictures to name of each kind (default: 3)",
+    )
+    add("--json", action="store_true", help="for scripts: all that was found, as JSON")
+    _add_reading(parser)
+    args = parser.parse(words)
+    reading = {name: value for name, value in vars(args).items() if name in READING}
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from pseudoloss import inspection
+    from pseudoloss.files import to_json
+    from pseudoloss.progress import Terminal
+
+    with Terminal(Console(stderr=True)) as teller:
+        found = inspection.inspect(
+            args.source,
+            duplicates=args.duplicates,
+            limit=args.limit,
+            progress=teller.progress,
+            **reading,
+        )
+    print(to_json(asdict(found), indent=2) if args.json else inspection.report(found))
 
 
 def predict(words: list[str]) -> None:
@@ -471,6 +520,7 @@ EXPERIMENTS_COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
+    "inspect": inspect,
     "train": train,
     "predict": predict,
     "evaluate": evaluate,
@@ -596,7 +646,8 @@ def _add_reading(parser: Parser) -> None:
 
 def _add_columns(group: Any) -> None:
     for name in ("path", "label", "split"):
-        text = f"column of a table (default: {name})"
+        found = "" if name == "split" else "; of hf:NAME, found by its type"
+        text = f"column of a table (default: {name}{found})"
         group.add_argument(f"--{name}-column", metavar="NAME", help=text, default=argparse.SUPPRESS)
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from pseudoloss import evaluate as figures
 from pseudoloss.config import did_you_mean
 from pseudoloss.data import Data, FileImages, ImageSet, Options, Skipped, Source, arrays
+from pseudoloss.data.image_files import Entry
 from pseudoloss.data.listing import Listed, Progress, no_progress
-from pseudoloss.data.sources import file_parts, open_words
+from pseudoloss.data.sources import image_parts, open_words
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_json
 from pseudoloss.predictions import Batch, predict_batches, refuse_if_none
@@ -105,7 +106,7 @@ class Labelled(NamedTuple):
 
     source: str
     part: str
-    images: Tensor | Sequence[Path]
+    images: Tensor | Sequence[Entry]
     names: Sequence[str] | None
     labels: Sequence[str]
 
@@ -177,12 +178,12 @@ def evaluate(
 
 def open_part(source: Source, part: Part | None, options: Options) -> Labelled:
     """A part of a source; without its name the one for testing, or all where there is none."""
-    words = str(source) if isinstance(source, str | Path) else ""
-    parts: dict[str, Any] | None = file_parts(words, options) if words else None
+    found_parts, words = image_parts(source, options)
+    parts: dict[str, Any] | None = found_parts
     if parts is None:
         if isinstance(source, Data):
             data = source
-        elif words:
+        elif isinstance(source, str | Path):
             data = open_words(words)
         else:
             data = arrays(*_pair(source))
@@ -224,7 +225,7 @@ def _places(asked: Labelled, classes: Sequence[str]) -> np.ndarray:
 
 
 def _batches(
-    model: "Model", images: Tensor | Sequence[Path], progress: Progress
+    model: "Model", images: Tensor | Sequence[Entry], progress: Progress
 ) -> Iterator[Batch]:
     if not isinstance(images, Tensor):
         yield from predict_batches(model, images, progress)

@@ -61,6 +61,14 @@ def as_path(value: Any, flag: str) -> Path:
     return path
 
 
+def at_home(words: str) -> Path:
+    """A path, its ~ replaced where that means someone's home."""
+    try:
+        return Path(words).expanduser()
+    except RuntimeError:
+        return Path(words)
+
+
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], record: Any) -> None:
     """Tensors of any layout and device, and a record beside them: a header of JSON, then the bytes
     of the tensors. Equal content gives equal bytes.

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from pseudoloss.config import Settings
-from pseudoloss.data import Listing
+from pseudoloss.choices import choose_device
+from pseudoloss.config import Request, Settings
+from pseudoloss.data import Data, Listing
 from pseudoloss.session import Session
 from pseudoloss.wording import WORK
 
@@ -16,6 +17,22 @@ UNEVEN = 2  # a class with so many times the images of another makes a set imbal
 CPU_EPOCHS = 30  # where there is no GPU, and nobody has asked for more
 MARGIN = 0.9  # of the time is planned for: an estimate can be wrong
 TIMED = 5  # steps that are timed, after as many that are not
+
+
+class Chosen(NamedTuple):
+    """The settings of a run, and those of them that were made to fit the images."""
+
+    settings: Settings
+    fitting: dict[str, Any]
+
+
+def choose_settings(found: Data | Listing, asked: Request) -> Chosen:
+    """The settings of a new run on what was found."""
+    usual = asked.settings(found.preset)
+    if isinstance(found, Data):
+        return Chosen(usual, {})
+    fitting = fit_to_data(found, usual, choose_device(usual.device), asked.values)
+    return Chosen(asked.settings(found.preset, fitting), fitting)
 
 
 def fit_to_data(

@@ -5,6 +5,7 @@ Shapes: N images, B of them at a time.
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -102,6 +103,7 @@ class Decoded(Streamed):
             pin_memory=device.type == "cuda",
             prefetch_factor=2,
             persistent_workers=True,
+            worker_init_fn=_hush,
         )
 
     def __len__(self) -> int:
@@ -118,6 +120,11 @@ class Decoded(Streamed):
         for images_BCHW, lost in self.loader:
             self.lost |= set(lost)
             yield images_BCHW
+
+
+def _hush(worker: int) -> None:
+    """What PIL has to say about odd files was passed over when they were read first."""
+    warnings.simplefilter("ignore")
 
 
 class _Places:
@@ -242,9 +249,17 @@ def place(
     """The images where they are to lie; "auto": on the device if they leave room for training."""
     if isinstance(images_NCHW, FileImages):
         return Decoded(images_NCHW, device)
-    if where in ("auto", "files"):
-        where = "device" if images_NCHW.nbytes <= room_for_images(device) else "host"
+    where = choose_place(images_NCHW.nbytes, device, where)
     return (Resident if where == "device" else Streamed)(images_NCHW, device)
+
+
+def choose_place(
+    nbytes: int, device: torch.device, where: Literal["auto", "device", "host", "files"]
+) -> Literal["device", "host"]:
+    """Where images of so many bytes lie."""
+    if where in ("device", "host"):
+        return where
+    return "device" if nbytes <= room_for_images(device) else "host"
 
 
 def room_for_images(device: torch.device) -> float:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from pseudoloss.data import Options, Reader, Skipped
 from pseudoloss.data.folder import files_below
-from pseudoloss.data.image_files import UnreadableError, shown
+from pseudoloss.data.image_files import Entry, UnreadableError, shown
 from pseudoloss.data.listing import Progress, no_progress
 from pseudoloss.data.table import SUFFIXES, table_files
 from pseudoloss.errors import InputError
@@ -63,7 +63,7 @@ def find_images(images: Sequence[str | Path]) -> list[Path]:
 
 
 def predict_batches(
-    model: "Model", paths: Sequence[Path], progress: Progress = no_progress
+    model: "Model", paths: Sequence[Entry], progress: Progress = no_progress
 ) -> Iterator[Batch]:
     """What the model says of files, in their order."""
     size = min(AT_ONCE, images_at_once(model.views))
@@ -75,19 +75,23 @@ def predict_batches(
                 places.append(place)
                 pixels.append(result)
             else:
-                skipped.append(Skipped(shown(paths[place]), result))
+                skipped.append(Skipped(_name(paths[place]), result))
         probabilities = model.predict_proba(np.stack(pixels)) if pixels else np.empty(0)
         yield Batch(places, probabilities.reshape(-1, len(model.classes)), skipped)
         done += len(results)
         progress("images", done, len(paths))
 
 
+def _name(entry: Entry) -> str:
+    return shown(entry) if isinstance(entry, Path) else str(entry)
+
+
 def _read_ahead(
-    reader: Reader, paths: Sequence[Path], size: int
+    reader: Reader, paths: Sequence[Entry], size: int
 ) -> Iterator[list[np.ndarray | str]]:
     """Pixels of files, or why they cannot be read, so many at a time."""
 
-    def attempt(path: Path) -> np.ndarray | str:
+    def attempt(path: Entry) -> np.ndarray | str:
         try:
             return reader.read(path)
         except (UnreadableError, ValueError) as error:  # ValueError: no path at all

@@ -22,7 +22,7 @@ from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, c
 from pseudoloss.data.images import check_trainable
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, write_json
-from pseudoloss.fitting import epochs_in, fit_to_data
+from pseudoloss.fitting import choose_settings, epochs_in
 from pseudoloss.labels import estimated_noise, label_table, write_labels
 from pseudoloss.networks import check_weights
 from pseudoloss.progress import Silent, Teller, Terminal
@@ -155,22 +155,20 @@ def prepare(
     seed = recorded.settings.seed if recorded else asked.values.get("seed", Settings.seed)
     found = find_source(source, options, seed, teller.progress)
     skipped: tuple[Skipped, ...] = ()
+    fitting: dict[str, Any] = {}
+    if recorded:
+        settings = asked.resume(recorded.settings)
+    else:
+        settings, fitting = choose_settings(found, asked)
     if isinstance(found, Listing):
-        if recorded:
-            settings = asked.resume(recorded.settings)
-        else:
-            usual = asked.settings(found.preset)
-            fitting = fit_to_data(found, usual, choose_device(usual.device), asked.values)
-            settings = asked.settings(found.preset, fitting)
-            teller.say(wording.chosen(asked.preset or found.preset, fitting))
         if not recorded:
+            teller.say(wording.chosen(asked.preset or found.preset, fitting))
             check_weights(settings.network, settings.weights)
         reader, seen = choose_reader(found, settings, options.fit)
         data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
         check_trainable(data.train, data.name)
     else:
         data = found
-        settings = asked.resume(recorded.settings) if recorded else asked.settings(data.preset)
     if settings.corrupt is not None or settings.pool is not None:
         noisy = corrupt(data.train, settings.corrupt, settings.seed, settings.pool)
         data = replace(data, train=noisy)

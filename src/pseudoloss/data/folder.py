@@ -1,8 +1,11 @@
 """A folder of class folders, with or without train/, val/ and test/."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
+from pseudoloss.data.image_files import shown
 from pseudoloss.data.listing import Listed, name_of
 from pseudoloss.errors import InputError
 
@@ -18,14 +21,29 @@ PARTS = {
 
 
 def folder_parts(root: Path, where: str) -> dict[str, Listed]:
-    """The parts of a folder: "train" and, where they are there, "val" and "test"."""
+    """The parts of a folder: "train", "val" and "test", those that are there.
+
+    A folder of such a name is a part if it holds folders; otherwise it is a class of that name.
+    """
     folders = _folders(root, where)
-    named = {PARTS[path.name.lower()]: path for path in folders if path.name.lower() in PARTS}
-    if "train" in named:
-        # A folder may hold both the parts and something else; a class called "train" may not.
-        found = {part: class_folders(path, root, where) for part, path in named.items()}
-        return {part: listed for part, listed in found.items() if part == "train" or len(listed)}
-    return {"train": class_folders(root, root, where)}
+    named = [path for path in folders if path.name.lower() in PARTS]
+    if not named or not (len(named) == len(folders) or any(_folders(p, where) for p in named)):
+        return {"train": class_folders(root, root, where)}
+    chosen = part_names([path.name for path in named], where)
+    found = {part: class_folders(root / name, root, where) for part, name in chosen.items()}
+    return {part: listed for part, listed in found.items() if part == "train" or len(listed)}
+
+
+def part_names(names: Iterable[str], where: str) -> dict[str, str]:
+    """Which of the names means which part; others mean none."""
+    found: dict[str, str] = {}
+    for name in names:
+        part = PARTS.get(name.lower())
+        if part in found:
+            raise InputError(f"{where}: {found[part]} and {name} mean the same part; keep one")
+        if part is not None:
+            found[part] = name
+    return found
 
 
 def class_folders(root: Path, base: Path, where: str) -> Listed:
@@ -44,14 +62,14 @@ def class_folders(root: Path, base: Path, where: str) -> Listed:
         paths += inside
         labels += [folder.name] * len(inside)
     names = tuple(name_of(path, base) for path in paths)
-    return Listed(tuple(paths), names, tuple(map(_printable, labels)))
+    return Listed(tuple(paths), names, tuple(map(shown, labels)))
 
 
 def files_below(folder: Path) -> list[Path]:
     """All files in a folder and in all folders inside it, in order; links are followed, once."""
     found: list[Path] = []
     seen: set[str] = set()
-    for inner, folders, names in os.walk(folder, followlinks=True):
+    for inner, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         real = str(Path(inner).resolve())
         if real in seen:  # a link to a folder further up
             folders.clear()
@@ -70,5 +88,5 @@ def _folders(root: Path, where: str) -> list[Path]:
         raise InputError(f"{where}: {root} cannot be read ({error.strerror})") from None
 
 
-def _printable(label: str) -> str:
-    return os.fsencode(label).decode("utf-8", "backslashreplace")
+def _refuse(error: OSError) -> NoReturn:
+    raise InputError(f"{shown(error.filename)}: cannot be read ({error.strerror})") from None

@@ -7,6 +7,8 @@ Shapes: C channels, H high, W wide.
 import io
 import os
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,10 +18,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 Fit = Literal["crop", "stretch"]
 
+# What is read, by its content and not by its name. PIL knows more formats, and runs other programs
+# for some of them.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000")
+
 # Modes that hold more than 8 bits a pixel, and those in which a pixel can be see-through.
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 SEE_THROUGH = ("RGBA", "LA", "PA", "La", "RGBa")
-GREY = ("1", "L", *DEEP)
+GREY = ("1", "L", "LA", "La", *DEEP)
 
 
 class UnreadableError(Exception):
@@ -40,6 +46,17 @@ class Header(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Item:
+    """An image that is no file of its own. `get` gives its bytes, or the image itself."""
+
+    get: Callable[[], bytes | Image.Image]
+    header: Header | None = None  # where it is known already
+
+
+Entry = Path | Item
+
+
+@dataclass(frozen=True)
 class Reader:
     """How image files become pixels. The same for training and for prediction.
 
@@ -54,63 +71,107 @@ class Reader:
     size: tuple[int, int]
     fit: Fit = "crop"
 
-    def read(self, path: str | Path) -> np.ndarray:
-        """A file as uint8 C,H,W."""
-        return self.decode(_bytes_of(path))
+    def read(self, entry: Entry | str) -> np.ndarray:
+        """An image as uint8 C,H,W."""
+        return self.decode(content_of(Path(entry) if isinstance(entry, str) else entry))
 
-    def decode(self, content: bytes) -> np.ndarray:
-        """The bytes of a file as uint8 C,H,W."""
+    def decode(self, content: bytes | Image.Image) -> np.ndarray:
+        """The bytes of a file, or an image of PIL's, as uint8 C,H,W."""
         with _open(content) as image:
             try:
                 if image.format == "JPEG":  # its decoder can make it smaller on the way
                     image.draft(None, (2 * self.size[1], 2 * self.size[0]))
-                image.load()
                 return self.pixels(image)
-            except UnreadableError:
-                raise
             except Exception as error:  # PIL's plugins raise whatever they like
                 raise UnreadableError(_reason(error)) from None
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """An image of PIL's as uint8 C,H,W."""
-        image = _upright(image)
-        image = _eight_bits(image).convert("L" if self.channels == 1 else "RGB")
+        image = plain(image, self.channels)
         array = np.asarray(_fitted(image, self.size, self.fit))
         return np.ascontiguousarray(array.reshape(*self.size, self.channels).transpose(2, 0, 1))
 
 
-def header(path: str | Path) -> Header:
-    """What a file says of its image. Only its first bytes are read."""
+def header(entry: Entry) -> Header:
+    """What an image says of itself. Only the first bytes of a file are read."""
+    if isinstance(entry, Item):
+        if entry.header is not None:
+            return entry.header
+        content = entry.get()
+        if isinstance(content, Image.Image):
+            return header_of(content)
+        with _open(content) as image:
+            return header_of(image)
     try:
-        if Path(path).stat().st_size == 0:
+        if entry.stat().st_size == 0:  # also a pipe, which would keep us waiting
             raise UnreadableError("empty file")
-        with warnings.catch_warnings(), Image.open(path) as image:
-            warnings.simplefilter("ignore")
-            width, height = image.size
-            return Header(width, height, image.mode, image.format or "")
+        with _known(Image.open(entry)) as image:
+            return header_of(image)
     except UnreadableError:
         raise
     except Exception as error:
         raise UnreadableError(_reason(error)) from None
 
 
-def _bytes_of(path: str | Path) -> bytes:
+def header_of(image: Image.Image) -> Header:
+    return Header(image.width, image.height, image.mode, image.format or "")
+
+
+def content_of(entry: Entry) -> bytes | Image.Image:
+    """The bytes of a file; of an item, its bytes or the image itself."""
+    if isinstance(entry, Item):
+        return entry.get()
     try:
-        content = Path(path).read_bytes()
-    except OSError as error:
+        return entry.read_bytes()
+    except (OSError, ValueError) as error:
         raise UnreadableError(_reason(error)) from None
-    return content
 
 
-def _open(content: bytes) -> Image.Image:
+def full_pixels(content: bytes | Image.Image) -> tuple[Header, Image.Image]:
+    """An image as RGB in its own size, and what it said of itself."""
+    with _open(content) as image:
+        found = header_of(image)
+        try:
+            return found, plain(image, 3)
+        except Exception as error:
+            raise UnreadableError(_reason(error)) from None
+
+
+def plain(image: Image.Image, channels: int) -> Image.Image:
+    """An image upright, with 8 bits a channel, grey or RGB."""
+    image.load()
+    return _eight_bits(_upright(image)).convert("L" if channels == 1 else "RGB")
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Without PIL's warnings about odd files: what cannot be read is told otherwise.
+
+    It goes around threads and not into them, as Python has one filter for all.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _open(content: bytes | Image.Image) -> Image.Image:
+    if isinstance(content, Image.Image):
+        return content.copy()  # closing it, or turning it, leaves the owner's alone
     if not content:
         raise UnreadableError("empty file")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return Image.open(io.BytesIO(content))
+        return _known(Image.open(io.BytesIO(content)))
+    except UnreadableError:
+        raise
     except Exception as error:
         raise UnreadableError(_reason(error)) from None
+
+
+def _known(image: Image.Image) -> Image.Image:
+    if image.format not in FORMATS:
+        image.close()
+        raise UnreadableError(f"{image.format} is no format that is read here")
+    return image
 
 
 def _reason(error: Exception) -> str:
@@ -120,6 +181,8 @@ def _reason(error: Exception) -> str:
         return "too many pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if "truncated" in str(error).lower():  # its plugins have many words for it
+        return "truncated file"
     return " ".join(str(error).split()) or type(error).__name__
 
 

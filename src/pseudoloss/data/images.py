@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.image_files import Fit, Reader
+from pseudoloss.data.image_files import Fit, Reader, hushed
 from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times
@@ -42,7 +42,9 @@ class FileImages:
     def sample(self) -> Tensor:
         """Some of them, from everywhere in the set."""
         step = max(1, len(self) // SAMPLE)
-        return torch.from_numpy(np.stack([self.reader.read(path) for path in self.paths[::step]]))
+        with hushed():
+            pixels = [self.reader.read(path) for path in self.paths[::step]]
+        return torch.from_numpy(np.stack(pixels))
 
 
 @dataclass(frozen=True)
@@ -214,11 +216,16 @@ def arrays(
 
 def check_trainable(images: ImageSet, where: str) -> None:
     """Refuse labels from which no classifier can be learnt."""
-    counts = torch.bincount(images.given_N, minlength=len(images.classes))
-    if int((counts > 0).sum()) < 2:
-        only = images.classes[int(counts.argmax())]
+    counts = torch.bincount(images.given_N, minlength=len(images.classes)).tolist()
+    check_counts(dict(zip(images.classes, counts, strict=True)), where)
+
+
+def check_counts(counts: dict[str, int], where: str) -> None:
+    """Refuse numbers of images in each class from which no classifier can be learnt."""
+    if sum(count > 0 for count in counts.values()) < 2:
+        only = max(counts, key=counts.__getitem__)
         raise InputError(f"{where}: all labels are of one class ({only}); at least 2 are needed")
-    for name, count in zip(images.classes, counts.tolist(), strict=True):
+    for name, count in counts.items():
         if count < 2:
             number = "one image" if count else "no image"
             raise InputError(f"{where}: class {name} has {number}; every class needs at least 2")

@@ -1,7 +1,8 @@
 """Image files with a label each: listed first, read when it is known what is wanted of them.
 
-A folder or a table becomes a `Listing`. Its headers tell how large and how coloured the images are,
-which settings depend on; then `read` decodes them, or leaves them to be decoded in every epoch.
+A folder, a table or a data set of others becomes a `Listing`. Its headers tell how large and how
+coloured the images are, which settings depend on; then `read` decodes them, or leaves them to be
+decoded in every epoch.
 """
 
 import hashlib
@@ -14,14 +15,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pseudoloss.data.decode import in_order
-from pseudoloss.data.image_files import Header, Reader, UnreadableError, header, shown
+from pseudoloss.data.image_files import (
+    Entry,
+    Header,
+    Item,
+    Reader,
+    UnreadableError,
+    content_of,
+    header,
+    hushed,
+    shown,
+)
 from pseudoloss.data.images import Data, FileImages, ImageSet
 from pseudoloss.errors import InputError
 
@@ -65,10 +76,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Listed:
-    """Files with a label each."""
+    """Images with a label each."""
 
-    paths: tuple[Path, ...]
-    names: tuple[str, ...]  # of the files, for tables
+    paths: tuple[Entry, ...]  # most often files
+    names: tuple[str, ...]  # of the images, for tables
     labels: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -93,7 +104,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder or a table holds, none of it decoded yet."""
+    """What a source of images holds, none of it decoded yet."""
 
     name: str
     train: Listed
@@ -126,6 +137,28 @@ class Listing:
         """Photographs are worth a network that has seen others; small pictures are not."""
         return "finetune" if self.typical_side > LARGE else "scratch"
 
+    @property
+    def parts(self) -> list[Listed]:
+        return [part for part in (self.train, self.test) if part is not None]
+
+    def needs(self, reader: Reader) -> int:
+        """Bytes that all images take, decoded."""
+        return sum(map(len, self.parts)) * reader.channels * reader.size[0] * reader.size[1]
+
+    def keeps(self, reader: Reader, where: Literal["auto", "device", "host", "files"]) -> bool:
+        """Whether images stay decoded, or are decoded anew in every epoch."""
+        fits = self.needs(reader) <= MOST_OF_THE_MEMORY * free_memory()
+        if not any(isinstance(entry, Item) for part in self.parts for entry in part.paths):
+            return where in ("device", "host") or (where == "auto" and fits)
+        if where == "files":
+            raise InputError(f"--images files: the images of {self.name} are no files")
+        if where == "auto" and not fits:
+            raise InputError(
+                f"{self.name}: its images take {self.needs(reader) / 2**30:.1f} GiB, more than "
+                "memory has room for; write them to a folder, whose files need not be in memory"
+            )
+        return True
+
     def read(
         self,
         reader: Reader,
@@ -139,11 +172,8 @@ class Listing:
         Every file is read once, so that none that is broken is met later on. "auto" keeps what was
         decoded if it fits into memory; "files" decodes anew in every epoch.
         """
-        parts = [part for part in (self.train, self.test) if part is not None]
-        needed = sum(map(len, parts)) * reader.channels * reader.size[0] * reader.size[1]
-        keep = where in ("device", "host") or (
-            where == "auto" and needed <= MOST_OF_THE_MEMORY * free_memory()
-        )
+        parts = self.parts
+        keep = self.keeps(reader, where)
         place = {label: i for i, label in enumerate(self.classes)}
         skipped = list(self.skipped)
         sets = []
@@ -153,8 +183,9 @@ class Listing:
             if broken and strict:
                 refuse(broken[0], self.name)
             left = part.where(kept)
+            there = set(left.labels)
             for label in self.classes:
-                if what == "images" and label not in left.labels:
+                if what == "images" and label not in there:
                     raise InputError(f"{self.name}: no image of the class {label} can be read")
             given_N = torch.tensor([place[label] for label in left.labels], dtype=torch.long)
             sets.append(ImageSet(images, given_N, self.classes, paths=left.names, digest=digest))
@@ -185,7 +216,7 @@ def list_files(
     else on images that are held out of "train".
     """
     if "train" not in parts:
-        raise InputError(f"{name}: has no rows to train on")
+        raise InputError(f"{name}: has no images to train on, only {' and '.join(parts)}")
     train, headers, skipped = _with_headers(parts["train"], "headers", progress)
     if skipped and options.strict:
         refuse(skipped[0], name)
@@ -276,7 +307,7 @@ def free_memory() -> int:
 def _with_headers(
     part: Listed, what: str, progress: Progress
 ) -> tuple[Listed, list[Header], list[Skipped]]:
-    found = _for_each(part.paths, header, what, progress)
+    found = for_each(part.paths, header, what, progress)
     skipped = [
         Skipped(name, result.args[0])
         for name, result in zip(part.names, found, strict=True)
@@ -295,16 +326,14 @@ def _decoded(
     sums = [""] * len(part)
 
     def read(i: int) -> None:
-        try:
-            content = part.paths[i].read_bytes()
-        except OSError as error:
-            raise UnreadableError(error.strerror or str(error)) from None
+        content = content_of(part.paths[i])
         pixels = reader.decode(content)
-        sums[i] = f"{part.names[i]} {len(content)} {zlib.crc32(content)}"
+        raw = content if isinstance(content, bytes) else content.tobytes()
+        sums[i] = f"{part.names[i]} {len(raw)} {zlib.crc32(raw)}"
         if keep:
             room[i] = pixels
 
-    found = _for_each(range(len(part)), read, f"reading {what}", progress)
+    found = for_each(range(len(part)), read, f"reading {what}", progress)
     kept = np.array([result is None for result in found], dtype=bool)
     digest = hashlib.sha256(f"{reader}\n".encode() + "\n".join(sums).encode()).hexdigest()
     skipped = [
@@ -313,11 +342,14 @@ def _decoded(
         if result is not None
     ]
     if keep:
-        return torch.from_numpy(room if kept.all() else room[kept]), digest, kept, skipped
-    return FileImages(part.where(kept).paths, reader), digest, kept, skipped
+        for to, i in enumerate(np.flatnonzero(kept)):  # in place: there may be no room for a copy
+            if to != i:
+                room[to] = room[i]
+        return torch.from_numpy(room[: kept.sum()]), digest, kept, skipped
+    return FileImages(cast(Any, part.where(kept).paths), reader), digest, kept, skipped
 
 
-def _for_each(
+def for_each(
     items: Sequence[Any], function: Callable[[Any], Any], what: str, progress: Progress
 ) -> list[Any]:
     """What a function makes of each, or why it could not; by threads, since PIL lets them run."""
@@ -329,7 +361,7 @@ def _for_each(
             return error
 
     found: list[Any] = []
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with hushed(), ThreadPoolExecutor(os.cpu_count()) as threads:
         for start in range(0, len(items), AT_ONCE):
             found += threads.map(attempt, items[start : start + AT_ONCE])
             progress(what, len(found), len(items))

@@ -11,7 +11,8 @@ import numpy as np
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.cifar import cifar10, cifar100
 from pseudoloss.data.cnwl import cnwl
-from pseudoloss.data.folder import folder_parts
+from pseudoloss.data.folder import folder_parts, part_names
+from pseudoloss.data.hub import dataset_rows, is_dataset, load_hub
 from pseudoloss.data.imagenet32 import imagenet32
 from pseudoloss.data.images import Data, arrays, check_trainable
 from pseudoloss.data.listing import (
@@ -23,11 +24,14 @@ from pseudoloss.data.listing import (
     no_progress,
     with_test,
 )
+from pseudoloss.data.map_style import dataset_items, is_map_style
 from pseudoloss.data.table import SUFFIXES, table_parts
 from pseudoloss.data.webfg import web
 from pseudoloss.errors import InputError
+from pseudoloss.files import as_path, at_home
 
-Source = str | Path | tuple[Any, Any] | Data
+# Words or a path; arrays; or a data set of Hugging Face's or torch's, which have no common type.
+Source = str | Path | tuple[Any, Any] | Data | dict[str, Any] | Any
 
 # Sources that are written NAME:PLACE.
 PLACED: dict[str, Callable[[str], Data]] = {
@@ -45,49 +49,85 @@ NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true
 def find_source(
     source: Source, options: Options | None = None, seed: int = 1, progress: Progress = no_progress
 ) -> Data | Listing:
-    """A source: its images, checked; or, of image files, what there is to be read.
+    """A source: its images, checked; or, of images that are still to be decoded, what there is.
 
     Args:
         source: the path of a folder of class folders, of a table (`.csv`, `.tsv`, `.parquet`) or of
-            an `.npz` file; `"digits"`, `"cifar10:DIR"`, `"cifar100:DIR"`, `"cnwl:DIR:0.4"`,
-            `"imagenet32:DIR"`, `"web-aircraft:DIR"`, `"web-bird:DIR"`, `"web-car:DIR"`; a pair of
-            arrays `(images, labels)`, or what `arrays` returned.
+            an `.npz` file; `"hf:NAME"`, `"hf:NAME:CONFIG"` or `"hf:FOLDER"`; `"digits"`,
+            `"cifar10:DIR"`, `"cifar100:DIR"`, `"cnwl:DIR:0.4"`, `"imagenet32:DIR"`,
+            `"web-aircraft:DIR"`, `"web-bird:DIR"`, `"web-car:DIR"`; a `Dataset` of Hugging Face, or
+            of torch with items (image, label), or a dict of such for train, val and test; a pair
+            of arrays `(images, labels)`, or what `arrays` returned.
         options: how image files are read.
         seed: decides which images are held out.
         progress: is told how far reading has come.
     """
     options = options or Options()
+    parts, name = image_parts(source, options, progress)
+    if parts is not None:
+        listing = list_files(name, parts, options, seed, progress)
+        if options.test is not None:
+            listing = with_test(listing, named_test(options), options, progress)
+        return listing
     if isinstance(source, str | Path):
-        words = str(source)
-        parts = file_parts(words, options)
-        if parts is not None:
-            listing = list_files(words, parts, options, seed, progress)
-            if options.test is not None:
-                listing = with_test(listing, named_test(options), options, progress)
-            return listing
-        data = open_words(words)
+        data = open_words(str(source))
     elif isinstance(source, Data):
         data = source
     elif isinstance(source, tuple) and len(source) == 2:
         data = arrays(*source)
     else:
         raise InputError(
-            f"source must be words, a path or a pair (images, labels), not {type(source).__name__}"
+            "source must be words, a path, a data set or a pair (images, labels), "
+            f"not {type(source).__name__}"
         )
-    for name, value in vars(options).items():
-        if value != vars(Options())[name]:
-            raise InputError(f"--{name.replace('_', '-')} is for folders and tables of image files")
+    for option, value in vars(options).items():
+        if value != vars(Options())[option]:
+            raise InputError(f"--{option.replace('_', '-')} is for folders and tables of images")
     check_trainable(data.train, data.name)
     return data
+
+
+def image_parts(
+    source: Any, options: Options, progress: Progress = no_progress
+) -> tuple[dict[str, Listed] | None, str]:
+    """The parts of a source whose images are still to be decoded, and its name; None for others."""
+    if isinstance(source, str | Path):
+        return file_parts(str(source), options), str(source)
+    sets = source.values() if isinstance(source, dict) else [source]
+    if not sets or not all(is_dataset(rows) or is_map_style(rows) for rows in sets):
+        return None, ""
+    name = "data" if isinstance(source, dict) else type(source).__name__
+    return set_parts(source, options, name, progress), name
+
+
+def set_parts(
+    source: Any, options: Options, name: str, progress: Progress = no_progress
+) -> dict[str, Listed]:
+    """The parts of a data set of others, or of a dict of such."""
+    if isinstance(source, dict):
+        chosen = part_names(source, name)
+        if not chosen:
+            raise InputError(f"{name}: has no part called train, only {', '.join(source)}")
+        sets = {part: (source[key], f"{name}[{key}]") for part, key in chosen.items()}
+    else:
+        sets = {"train": (source, name)}
+    parts = {}
+    for part, (rows, where) in sets.items():
+        if is_dataset(rows):
+            found = dataset_rows(rows, options, where, may_lack_labels=part != "train")
+        else:
+            found = dataset_items(rows, where, progress)
+        if found is not None:
+            parts[part] = found
+    return parts
 
 
 def named_test(options: Options) -> Listed:
     """The images of --test: all that is in a folder, in a table, or in its part for testing."""
     words = options.test or ""
-    path = Path(words).expanduser()
     parts = file_parts(words, options)
     if parts is None:
-        what = "neither a folder nor a table" if path.exists() else "no such file or folder"
+        what = "neither a folder nor a table" if at_home(words).exists() else "no such source"
         raise InputError(f"--test {words}: {what}")
     return parts.get("test") or parts.get("val") or parts["train"]
 
@@ -101,11 +141,13 @@ def open_source(source: Source) -> Data:
 
 
 def file_parts(words: str, options: Options) -> dict[str, Listed] | None:
-    """The parts of a folder or a table; None where the words mean something else."""
-    path = Path(words).expanduser()
-    kind, colon, _ = words.partition(":")
+    """The parts of a folder, a table or a set of the hub; None where words mean something else."""
+    kind, colon, place = words.partition(":")
     if words in ("", "digits") or (colon and kind in PLACED):
         return None
+    if colon and kind == "hf":
+        return set_parts(load_hub(place, words), options, words)
+    path = as_path(at_home(words), "source")
     if path.suffix.lower() in SUFFIXES:
         return table_parts(path, options, words)
     if path.is_dir():
@@ -125,9 +167,11 @@ def open_words(words: str) -> Data:
     spelt = {name: f"{name}:{PLACES.get(name, 'DIR')}" for name in PLACED}
     if kind in PLACED:
         raise InputError(f"source {words}: say where its files are, as {spelt[kind]}")
-    known = ("digits", *spelt.values(), "FILE.npz", "FOLDER/", "TABLE.csv")
-    if words and Path(words).expanduser().exists():
+    known = ("digits", *spelt.values(), "FILE.npz", "FOLDER/", "TABLE.csv", "hf:NAME")
+    if words and at_home(words).exists():
         raise InputError(f"source {words}: neither a folder nor a table (.csv, .parquet, .npz)")
+    if "/" in words:
+        raise InputError(f"source {words}: no such file or folder")
     raise InputError(f"source {words}: no such source{did_you_mean(words, known)}")
 
 
@@ -135,9 +179,12 @@ def absolute(words: str) -> str:
     """A source as it can be opened again from any folder."""
     kind, colon, place = words.partition(":")
     if colon and kind in PLACED:
-        folder, colon, ratio = place.rpartition(":") if kind in PLACES else (place, "", "")
-        return f"{kind}:{Path(folder).expanduser().resolve()}{colon}{ratio}"
-    path = Path(words).expanduser()
+        inner, colon, ratio = place.rpartition(":") if kind in PLACES else (place, "", "")
+        return f"{kind}:{at_home(inner).resolve()}{colon}{ratio}"
+    if colon and kind == "hf":
+        folder = at_home(place)
+        return f"hf:{folder.resolve()}" if place and folder.is_dir() else words
+    path = at_home(words)
     is_path = words != "digits" and (path.suffix.lower() in (*SUFFIXES, ".npz") or path.is_dir())
     return str(path.resolve()) if is_path else words
 
@@ -169,7 +216,7 @@ def digits() -> Data:
 def npz(path: str) -> Data:
     """A NumPy archive with `images` and `labels`; see docs/data.md for what else it may hold."""
     try:
-        with np.load(Path(path).expanduser(), allow_pickle=False) as archive:
+        with np.load(at_home(path), allow_pickle=False) as archive:
             found = {key: archive[key] for key in archive.files}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_scalar
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.folder import PARTS
@@ -22,11 +23,13 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
             hint = did_you_mean(name, map(str, rows.columns))
             raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
     places = _texts(rows[options.path_column], options.path_column, where)
-    labels = _texts(rows[options.label_column], options.label_column, where)
+    labels = [
+        label.strip() for label in _texts(rows[options.label_column], options.label_column, where)
+    ]
     splits = ["train"] * len(rows)
     if options.split_column in rows:
         splits = [
-            PARTS.get(split.lower(), split)
+            PARTS.get(split.strip().lower(), split)
             for split in _texts(rows[options.split_column], options.split_column, where)
         ]
     elif options.split_column != Options.split_column:
@@ -45,7 +48,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
     for part in ("train", "val", "test"):
         chosen = [i for i, split in enumerate(splits) if split == part]
         if chosen:
-            files = [root / Path(places[i]).expanduser() for i in chosen]
+            files = [root / places[i] for i in chosen]
             parts[part] = Listed(
                 tuple(files),
                 tuple(name_of(file, root) for file in files),
@@ -89,8 +92,8 @@ def _texts(column: Any, name: str, where: str) -> list[str]:
     for row, value in enumerate(column.tolist(), 1):
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        text = "" if value is None or value != value else str(value).strip()
-        if not text:
+        text = "" if is_scalar(value) and pd.isna(value) else str(value)
+        if not text.strip():
             raise InputError(f"{where}: row {row}: {name} is empty")
         found.append(text)
     return found
