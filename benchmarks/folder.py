@@ -1,11 +1,11 @@
 """A folder of badly labelled images, from the one command to the label table.
 
-    python benchmarks/folder.py cifar100:DIR [--work DIR] [--quick] [--out FILE.json] [-- --epochs 9]
+    python benchmarks/folder.py cifar100:DIR [--work DIR] [--quick] [--out FILE.json] [-- FLAGS]
 
 Writes 6,000 real images of ten classes of CIFAR-100 as files of mixed size, format and mode, a
-folder a class: 5,000 in train/, of which 30% lie in a wrong folder, and 1,000 in test/. Twenty files
-among them are broken: empty, cut short, or text. Then `pseudoloss train FOLDER --out RUN`, with what
-stands behind --, and how well the label table finds the images in wrong folders.
+folder a class: 5,000 in train/, of which 30% lie in a wrong folder, and 1,000 in test/. Twenty
+files among them are broken: empty, cut short, or text. Then `pseudoloss train FOLDER --out RUN`,
+with what stands behind --, and how well the label table finds the images in wrong folders.
 """
 
 import argparse
