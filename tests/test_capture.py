@@ -20,7 +20,7 @@ def log(monkeypatch):
             log.append("replay")
 
     @contextmanager
-    def graph(recorded, stream):
+    def graph(recorded, stream, capture_error_mode):
         log.append("record")
         yield
 

@@ -106,7 +106,9 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
             graph = torch.cuda.CUDAGraph()
             before = torch.cuda.current_stream()
             try:
-                with torch.cuda.graph(graph, stream=stream):
+                # thread_local: a loader's thread may pin memory meanwhile
+                mode = "thread_local"
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                     result = call()
             except RuntimeError as error:
                 # A recording that fails leaves torch in a state in which no other succeeds.
