@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(photos):
 def test_a_pipe_does_not_keep_us_waiting(photos):
     folder = photos("cat/a.png", "dog/a.png")
     os.mkfifo(folder / "cat" / "pipe.png")
-    assert find_source(folder, ALL).skipped[0].reason == "empty file"
+    assert find_source(folder, ALL).skipped[0].reason == "a pipe, not a file"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

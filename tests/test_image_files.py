@@ -1,6 +1,7 @@
 """One image file at a time: every format and mode, and files that are no images."""
 
 import io
+import os
 import warnings
 
 import numpy as np
@@ -413,3 +414,11 @@ def test_full_pixels_are_those_of_the_file(tmp_path):
 def test_paths_can_be_shown_whatever_they_are_made_of():
     assert shown("a b\n'\"😀.jpg") == "a b\n'\"😀.jpg"
     assert shown(b"caf\xe9.jpg".decode("utf-8", "surrogateescape")) == r"caf\xe9.jpg"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes with names are POSIX's")
+def test_a_pipe_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for look in (header, Reader(3, (8, 8)).read):
+        with pytest.raises(UnreadableError, match="a pipe, not a file"):
+            look(tmp_path / "pipe")

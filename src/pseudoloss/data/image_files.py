@@ -103,7 +103,9 @@ def header(entry: Entry) -> Header:
         with _open(content) as image:
             return header_of(image)
     try:
-        if entry.stat().st_size == 0:  # also a pipe, which would keep us waiting
+        if entry.is_fifo():
+            raise UnreadableError("a pipe, not a file")
+        if entry.stat().st_size == 0:
             raise UnreadableError("empty file")
         with _known(Image.open(entry)) as image:
             return header_of(image)
@@ -122,6 +124,8 @@ def content_of(entry: Entry) -> bytes | Image.Image:
     if isinstance(entry, Item):
         return entry.get()
     try:
+        if entry.is_fifo():  # which would keep us waiting
+            raise UnreadableError("a pipe, not a file")
         return entry.read_bytes()
     except (OSError, ValueError) as error:
         raise UnreadableError(_reason(error)) from None
