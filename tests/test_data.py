@@ -9,7 +9,7 @@ import torch
 
 from conftest import make_images
 from pseudoloss.data import OUT, arrays, cifar, open_source, to_pixels
-from pseudoloss.data.images import channel_statistics
+from pseudoloss.data.images import channel_statistics, levels_of
 from pseudoloss.errors import InputError
 from pseudoloss.inspection import inspect
 
@@ -80,13 +80,13 @@ def test_bad_pixels(images, message):
 
 def test_statistics_are_those_of_numpy():
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 9, 8), dtype=np.uint8)
-    mean, std = channel_statistics(torch.from_numpy(images))
+    mean, std = channel_statistics(levels_of(torch.from_numpy(images)))
     np.testing.assert_allclose(mean, (images / 255).mean((0, 2, 3)))
     np.testing.assert_allclose(std, (images / 255).std((0, 2, 3)))
 
 
 def test_a_blank_channel_can_be_normalised():
-    _, std = channel_statistics(torch.zeros(3, 1, 8, 8, dtype=torch.uint8))
+    _, std = channel_statistics(levels_of(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)))
     assert std[0] > 0
 
 
@@ -315,9 +315,7 @@ def test_a_look_at_cifar(fake_cifar):
     found = inspect(f"cifar100:{fake_cifar[0]}")
     assert (found.train, found.test, len(found.classes)) == (20, 10, 5)
     assert found.plan.stored == (32, 32)
-    assert found.problems == [
-        "a batch of 256 is more than all 20 images: give a smaller --batch-size"
-    ]
+    assert (found.problems, found.plan.batch_size) == ([], 2)
 
 
 def test_nothing_is_unpickled_before_its_sum_is_checked(fake_cifar, monkeypatch):

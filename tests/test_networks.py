@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pseudoloss.config import OWN
 from pseudoloss.errors import InputError
-from pseudoloss.networks import OWN, build, wanted_input
+from pseudoloss.networks import build, wanted_input
 
 
 def make(name, channels=3, size=(32, 32), classes=7, **options):
@@ -175,6 +176,14 @@ def test_nothing_in_a_file_of_weights_is_run(tmp_path):
     with pytest.raises(InputError, match="not a file of weights"):
         make("resnet10t", weights=str(path))
     assert not (tmp_path / "trapped").exists()
+
+
+def test_positions_of_a_transformer_fit_another_size(tmp_path):
+    import timm
+
+    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "vit.pth")
+    network = make("vit_tiny_patch16_224", size=(64, 64), weights=str(tmp_path / "vit.pth"))
+    assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
 
 
 def test_what_a_network_was_made_for():

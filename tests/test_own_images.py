@@ -1,6 +1,9 @@
 """Training on folders and tables of image files, from the command to the label table."""
 
 import json
+import os
+import signal
+import time
 
 import numpy as np
 import pandas as pd
@@ -14,13 +17,12 @@ from pseudoloss.choices import choose_normalisation, choose_reader
 from pseudoloss.cli import main
 from pseudoloss.config import Settings, request
 from pseudoloss.data import FileImages, Reader, find_source
-from pseudoloss.errors import InputError
-from pseudoloss.fitting import epochs_in, fit_to_data
+from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.fitting import Pace, choose_settings, epochs_in, fit_to_data, measure_pace
 from pseudoloss.pixels import Decoded
 from pseudoloss.progress import Silent
 from pseudoloss.session import Session
 
-GPU = torch.device("cuda")
 NAMES = ("ant", "bee", "cat", "dog")
 QUICK = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "image_size": 8}
 
@@ -98,7 +100,7 @@ def test_parts_of_a_folder_and_a_test_set_from_elsewhere(tmp_path):
     assert run.summary["accuracy"]["noisy_labels"] is False
     run = pl.train(root / "train", test=str(clean), quiet=True, **QUICK)
     assert run.summary["images"] == 64
-    assert run.summary["accuracy"]["on"] == f"the images of {clean}"
+    assert run.summary["accuracy"]["on"] == "the images of clean"
     run = pl.train(root / "train", hold_out=0, quiet=True, **QUICK)
     assert run.summary["accuracy"]["last"] is None
 
@@ -111,6 +113,65 @@ def test_a_table_and_the_folder_that_it_describes_train_alike(photos, tmp_path):
     one = pl.train(photos, quiet=True, **QUICK)
     other = pl.train(tmp_path / "set.csv", quiet=True, **QUICK)
     assert one.labels["label_score"].equals(other.labels["label_score"])
+
+
+def test_normalisation_is_the_same_wherever_images_lie(photos):
+    listing = find_source(str(photos))
+    found = [
+        listing.read(Reader(3, (8, 8)), 8, where, strict=False)[0] for where in ("host", "files")
+    ]
+    assert found[0].normalisation() == found[1].normalisation()
+    assert found[0].fingerprint() == found[1].fingerprint()
+
+
+def test_a_worker_that_is_killed_is_said_in_one_line(photos, monkeypatch):
+    whole = Session.train_epoch
+
+    def kill(session, epoch):
+        if epoch == 1:
+            os.kill(session.pixels.loader._iterator._workers[0].pid, signal.SIGKILL)
+        return whole(session, epoch)
+
+    monkeypatch.setattr(Session, "train_epoch", kill)
+    with pytest.raises(TrainingError, match=r"decoding images failed \(.*\); --resume goes on"):
+        pl.train(photos, quiet=True, images="files", **QUICK)
+
+
+def test_the_same_command_resumes_from_another_folder(photos, tmp_path, monkeypatch):
+    write_images(tmp_path / "clean", counts=(3, 3, 3, 3), seed=2)
+    monkeypatch.chdir(tmp_path)
+    words = {"out": tmp_path / "run", "quiet": True, **QUICK}
+    pl.train("photos", test="clean", minutes=1e-4, **words)
+    pl.train("photos", test="clean", minutes=1e-4, resume=True, **words)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert pl.train(out=tmp_path / "run", resume=True, quiet=True).finished
+
+
+def test_weights_are_found_again_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert request(None, None, {"weights": "w.pth"}).values["weights"] == str(tmp_path / "w.pth")
+    assert request(None, None, {"weights": "pretrained"}).values["weights"] == "pretrained"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"seed": -1}, "--seed must be 0"),
+        ({"seed": "a"}, "--seed must be a whole number"),
+        ({"path_column": None}, "--path-column must be text"),
+        ({"test": 5}, "--test must be text"),
+    ],
+)
+def test_wrong_words_about_files_are_one_line(photos, words, message):
+    with pytest.raises(InputError, match=message):
+        pl.train(photos, quiet=True, **QUICK, **words)
+
+
+def test_a_path_may_name_the_test_images(photos, tmp_path):
+    clean = write_images(tmp_path / "clean", counts=(3, 3, 3, 3), seed=2)
+    run = pl.train(photos, test=clean, quiet=True, **QUICK)
+    assert run.summary["accuracy"]["on"] == "the images of clean"
 
 
 def test_files_that_are_decoded_in_every_epoch_train_alike(photos):
@@ -146,17 +207,31 @@ def test_a_file_that_is_lost_on_the_way_does_not_end_the_run(photos, tmp_path, m
         return whole(session, epoch)
 
     monkeypatch.setattr(Session, "train_epoch", lose)
+    monkeypatch.setattr("pseudoloss.training.MOST_LOST", 1 / 64)
     run = pl.train(photos, quiet=True, images="files", hold_out=0, **QUICK)
     assert run.finished
     (notice,) = [n["text"] for n in run.summary["notices"] if n["kind"] == "files"]
     assert "1 files cannot be read any more (the first: cat/003.png)" in notice
 
 
+def test_many_lost_files_end_the_run(photos, monkeypatch):
+    whole = Session.train_epoch
+
+    def lose(session, epoch):
+        for path in photos.rglob("*.png") if epoch else ():
+            path.unlink(missing_ok=True)
+        return whole(session, epoch)
+
+    monkeypatch.setattr(Session, "train_epoch", lose)
+    with pytest.raises(TrainingError, match=r"64 files cannot be read any more .*--resume goes on"):
+        pl.train(photos, quiet=True, images="files", hold_out=0, **QUICK)
+
+
 def test_workers_bring_the_images_of_the_order(photos):
     paths = tuple(sorted(photos.rglob("*.png")))
     reader = Reader(3, (8, 8))
     all_images = torch.stack([torch.from_numpy(reader.read(path)) for path in paths])
-    pixels = Decoded(FileImages(paths, reader), torch.device("cpu"))
+    pixels = Decoded(FileImages(paths, reader, torch.ones(3, 256)), torch.device("cpu"))
     assert len(pixels) == 64
     for _ in range(2):
         order = torch.randperm(64)[:60].view(6, 10)
@@ -202,23 +277,52 @@ def test_normalisation_comes_with_the_weights(tiny_source, tmp_path):
     assert choose_normalisation(tiny_source, published) == tiny_source.normalisation()
 
 
-def test_few_or_uneven_images(tmp_path):
-    usual = Settings(batch_size=64)
-    even = find_source(str(write_images(tmp_path / "even", counts=(64,) * 4)))
-    assert fit_to_data(even, usual, GPU) == {"batch_size": 16}
-    uneven = find_source(str(write_images(tmp_path / "uneven", counts=(250, 250, 250, 100))))
-    assert fit_to_data(uneven, usual, GPU) == {"balance_prior": "given"}
-    few = find_source(str(write_images(tmp_path / "few", counts=(3, 3, 3, 3))))
-    assert fit_to_data(few, usual, GPU)["batch_size"] == 2
+@pytest.mark.parametrize(
+    ("counts", "changes", "fitting"),
+    [
+        ((64,) * 4, {}, {"batch_size": 32}),
+        ((512,) * 4, {}, {}),
+        ((250, 250, 250, 100), {}, {"balance_prior": "given"}),
+        ((3,) * 4, {}, {"batch_size": 2}),
+        ((3,) * 4, {"accumulate": 4}, {"batch_size": 8}),
+        ((30,) * 4, {"batch_size": 50}, {"batch_size": 25}),
+    ],
+)
+def test_few_or_uneven_images(counts, changes, fitting):
+    usual = Settings(**{"batch_size": 64} | changes)
+    assert fit_to_data(dict(zip(NAMES, counts, strict=True)), usual) == fitting
 
 
 def test_a_cpu_gets_a_small_network_unless_another_is_asked_for(photos):
     listing = find_source(str(photos))
-    cpu = torch.device("cpu")
-    fitting = fit_to_data(listing, Settings(), cpu)
-    assert (fitting["network"], fitting["epochs"]) == ("small-cnn", 30)
-    assert "network" not in fit_to_data(listing, Settings(network="resnet18"), cpu)
-    assert not fit_to_data(listing, Settings(batch_size=4), cpu, ("network",))
+    chosen = choose_settings(listing, request(None, None, {"device": "cpu"}))
+    assert (chosen.settings.network, chosen.settings.epochs) == ("small-cnn", 30)
+    asked = request(None, None, {"device": "cpu", "network": "preactresnet18"})
+    settings = choose_settings(listing, asked).settings
+    assert (settings.network, settings.epochs) == ("preactresnet18", 100)
+
+
+def test_photographs_with_a_network_of_ours_need_no_weights(tmp_path):
+    listing = find_source(str(write_images(tmp_path / "photos", size=80)))
+    settings = choose_settings(listing, request(None, None, {"network": "small-cnn"})).settings
+    assert (listing.preset, settings.weights) == ("finetune", None)
+    asked = request(None, None, {"network": "small-cnn", "weights": "pretrained"})
+    assert choose_settings(listing, asked).settings.weights == "pretrained"  # and is refused later
+
+
+def test_arrays_get_settings_that_fit_too():
+    images, labels = make_images(n=40)
+    run = pl.train((images, labels), quiet=True, network="small-cnn", epochs=2, hold_out=0.2)
+    assert run.settings.batch_size == 4
+    assert run.summary["images"] == 32
+    assert run.summary["accuracy"]["on"] == "held-out images"
+    assert run.summary["accuracy"]["noisy_labels"] is True
+    assert pl.train((images, labels), quiet=True, **QUICK).summary["accuracy"]["last"] is None
+
+
+def test_arrays_with_test_images_hold_none_out(tiny_source):
+    with pytest.raises(InputError, match="--hold-out: arrays has test images already"):
+        pl.train(tiny_source, hold_out=0.2, quiet=True, **QUICK)
 
 
 def test_few_images_train_with_all_that_fits(tmp_path):
@@ -247,15 +351,40 @@ def test_the_prior_of_an_imbalanced_set_is_that_of_its_labels():
         assert session.method.prior_C.tolist() == pytest.approx([2 / 3, 1 / 3])
 
 
-def test_epochs_fit_into_the_time(tiny_source, tiny_settings):
-    settings = request(None, None, tiny_settings).settings("default")
-    with Session(tiny_source, settings, Silent()) as session:
-        few = epochs_in(session, 2)
-    with Session(tiny_source, settings, Silent()) as session:
-        many = epochs_in(session, 2000)
-    assert 2 <= few < many
-    with Session(tiny_source, settings, Silent()) as session:
-        assert epochs_in(session, 1e-6) == 2
+@pytest.mark.parametrize("warmup", [None, 6])
+@pytest.mark.parametrize("seconds", [1, 50, 500, 12345])
+def test_epochs_fit_into_the_time(warmup, seconds):
+    pace = Pace(warm_up=1, main=3, track=0.5, validate=0.25)
+    settings = Settings(epochs=40, warmup=warmup)
+    epochs = epochs_in(pace, settings, seconds)
+    assert epochs == 2 or pace.of(settings, epochs) <= seconds
+    assert pace.of(settings, epochs + 1) > seconds
+    if epochs > 10:  # the warm-up keeps its share
+        mean = 0.15 * 1 + 0.85 * 3.5 + 0.25
+        assert pace.of(settings, epochs) == pytest.approx(epochs * mean, rel=0.05)
+
+
+def test_the_pace_counts_the_way_of_the_images(photos, monkeypatch):
+    settings = request(None, None, QUICK).settings("default")
+    listing = find_source(str(photos))
+    data, _ = listing.read(Reader(3, (8, 8)), 8, "files", strict=False)
+    quick = [
+        (Decoded, "_decoded", lambda whole: whole),
+        (Decoded, "_decoded", lambda whole: lambda self: slowly(whole(self))),
+    ]
+
+    def slowly(batches):
+        for batch in batches:
+            time.sleep(0.2)
+            yield batch
+
+    paces = []
+    whole = Decoded._decoded
+    for owner, name, change in quick:
+        monkeypatch.setattr(owner, name, change(whole))
+        with Session(data, settings, Silent()) as session:
+            paces.append(measure_pace(session))
+    assert all(slow > fast for fast, slow in zip(*paces, strict=True) if slow)
 
 
 def test_a_budget_of_time_chooses_the_epochs(tiny_source, tmp_path):

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pseudoloss.errors import InputError
 
+OWN = ("preactresnet18", "preactresnet18-stemnorm", "small-cnn")  # networks of ours
 WARMUP_SHARE = 30 / 200  # the paper's: 30 of 200 epochs
 
 
@@ -261,6 +262,8 @@ class Request:
         """
         preset = PRESETS[self.preset or default_preset]
         values = preset | dict(fitting or {}) | self.values
+        if values.get("network") in OWN and "weights" not in self.values:
+            values["weights"] = None  # those of the preset are another network's
         usual = Settings(**preset)
         batch_size = values.get("batch_size", usual.batch_size)
         whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
@@ -300,7 +303,11 @@ def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]
     for name in where:
         if name not in _HINTS:
             raise InputError(f"{where[name]}{name}: no such setting{did_you_mean(name, _HINTS)}")
-    return Request(preset, from_file | dict(explicit))
+    values = from_file | dict(explicit)
+    weights = values.get("weights")
+    if isinstance(weights, str | Path) and weights != "pretrained":  # found again from elsewhere
+        values["weights"] = str(Path(weights).expanduser().absolute())
+    return Request(preset, values)
 
 
 def read_config(path: Path) -> dict[str, Any]:

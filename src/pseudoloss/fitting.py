@@ -1,7 +1,8 @@
 """Settings that fit the data, and epochs that fit the time."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +11,14 @@ from pseudoloss.choices import choose_device
 from pseudoloss.config import Request, Settings
 from pseudoloss.data import Data, Listing
 from pseudoloss.session import Session
-from pseudoloss.wording import WORK
+from pseudoloss.tracking import predict
 
 STEPS = 8  # an epoch should have at least so many
 UNEVEN = 2  # a class with so many times the images of another makes a set imbalanced
 CPU_EPOCHS = 30  # where there is no GPU, and nobody has asked for more
-MARGIN = 0.9  # of the time is planned for: an estimate can be wrong
-TIMED = 5  # steps that are timed, after as many that are not
+UNTIMED, TIMED = 5, 5  # steps that are not timed (compilers work in them), and that are
+TRACKED = 3.0  # seconds of a tracking pass that are timed
+MOST = 10_000  # epochs
 
 
 class Chosen(NamedTuple):
@@ -27,58 +29,101 @@ class Chosen(NamedTuple):
 
 
 def choose_settings(found: Data | Listing, asked: Request) -> Chosen:
-    """The settings of a new run on what was found."""
+    """The settings of a new run on what was found. A source with a preset of its own keeps it."""
     usual = asked.settings(found.preset)
-    if isinstance(found, Data):
-        return Chosen(usual, {})
-    fitting = fit_to_data(found, usual, choose_device(usual.device), asked.values)
+    if isinstance(found, Listing):
+        fitting = fit_to_data(found.counts, usual)
+        if choose_device(usual.device).type == "cpu" and usual.network == Settings.network:
+            fitting |= {"network": "small-cnn", "epochs": CPU_EPOCHS}
+        if "network" in asked.values:
+            fitting.pop("epochs", None)
+    elif found.preset == Data.preset and asked.preset is None:
+        counts = torch.bincount(found.train.given_N).tolist()
+        fitting = fit_to_data(dict(zip(found.train.classes, counts, strict=False)), usual)
+    else:
+        fitting = {}
+    fitting = {name: value for name, value in fitting.items() if name not in asked.values}
     return Chosen(asked.settings(found.preset, fitting), fitting)
 
 
-def fit_to_data(
-    listing: Listing, usual: Settings, device: torch.device, asked: Collection[str] = ()
-) -> dict[str, Any]:
-    """Settings that fit a set of images, and the device, better than a preset does; none of those
-    that were asked for."""
+def fit_to_data(counts: Mapping[str, int], usual: Settings) -> dict[str, Any]:
+    """Settings that fit so many images of each class better than a preset does."""
     found: dict[str, Any] = {}
-    if device.type == "cpu" and usual.network == Settings.network and "network" not in asked:
-        found |= {"network": "small-cnn", "epochs": CPU_EPOCHS}
-    counts = listing.counts.values()
+    images, least = sum(counts.values()), 2 * usual.accumulate
     batch_size = usual.batch_size
-    while batch_size > 2 and sum(counts) < STEPS * batch_size:
+    while batch_size // 2 >= least and batch_size % 2 == 0 and images < STEPS * batch_size:
         batch_size //= 2
     if batch_size != usual.batch_size:
         found["batch_size"] = batch_size
-    if max(counts) >= UNEVEN * min(counts):
+    if max(counts.values()) >= UNEVEN * max(min(counts.values()), 1):
         found["balance_prior"] = "given"
-    return {name: value for name, value in found.items() if name not in asked}
+    return found
 
 
-def epochs_in(session: Session, seconds: float) -> int:
-    """How many epochs fit into so many seconds. The session is of no use afterwards."""
-    settings = session.settings
+class Pace(NamedTuple):
+    """Seconds that an epoch takes, images on their way to the device included."""
+
+    warm_up: float
+    main: float
+    track: float
+    validate: float
+
+    def of(self, settings: Settings, epochs: int) -> float:
+        """Seconds of so many epochs."""
+        warm_up = replace(settings, epochs=epochs, warmup=None).warmup_epochs
+        if settings.warmup is not None:
+            warm_up = scaled_warmup(settings, epochs)
+        judged = epochs - warm_up
+        return warm_up * self.warm_up + judged * (self.main + self.track) + epochs * self.validate
+
+
+def scaled_warmup(settings: Settings, epochs: int) -> int:
+    """A warm-up that was named, in another number of epochs."""
+    named = settings.warmup_epochs
+    return min(max(1, round(named * epochs / settings.epochs)), max(epochs - 1, 1))
+
+
+def measure_pace(session: Session) -> Pace:
+    """Time a few steps of each kind and a part of a tracking pass. The session is of no use
+    afterwards."""
     chance = torch.Generator(session.device).manual_seed(0)
-    N, B = len(session.pixels), settings.batch_size
-    session.order_SB.copy_(torch.arange(session.steps * B, device=session.device).view(-1, B) % N)
-    session.network.train()
+    session.order_SB.copy_(
+        torch.randperm(len(session.pixels), generator=chance, device=session.device)[
+            : session.order_SB.numel()
+        ].view_as(session.order_SB)
+    )
     step_seconds = []
-    began = time.monotonic()
     for step in (session.warm_up_step, session.main_step):
-        times = []
-        batches = session.pixels.batches(session.order_SB[: 2 * TIMED])
+        session.network.train()
         session._draw(chance)
         session.step.zero_()
-        for _ in batches:
-            start = time.monotonic()
+        order_SB = session.order_SB[: UNTIMED + TIMED]
+        start = time.monotonic()
+        for i, _ in enumerate(session.pixels.batches(order_SB)):
             step()
             session.loss_sum.item()  # waits for the device
-            times.append(time.monotonic() - start)
-        step_seconds.append(min(times[len(times) // 2 :]))
+            if i + 1 == min(UNTIMED, len(order_SB) - 1):
+                start = time.monotonic()
+        timed = max(len(order_SB) - UNTIMED, 1)
+        step_seconds.append((time.monotonic() - start) / timed)
+    seen, start = 0, time.monotonic()
+    for logits_BC in predict(session.network, session.views, session.pixels):
+        logits_BC[0, 0].item()
+        seen += len(logits_BC)
+        if time.monotonic() - start > TRACKED:
+            break
+    image = (time.monotonic() - start) / seen
+    test = len(session.data.test) if session.data.test else 0
     warm_up, main = (seconds * session.steps for seconds in step_seconds)
-    # A pass without gradients over all images costs about a third of a warm-up epoch.
-    track = warm_up / WORK["warm-up"]
-    validate = track * (len(session.data.test) / N if session.data.test else 0)
-    share = settings.warmup_epochs / settings.epochs
-    epoch = share * warm_up + (1 - share) * (main + track) + validate
-    left = MARGIN * seconds - 2 * (time.monotonic() - began)
-    return max(2, int(left / epoch))
+    return Pace(warm_up, main, image * len(session.pixels), image * test)
+
+
+def epochs_in(pace: Pace, settings: Settings, seconds: float) -> int:
+    """The most epochs that take no more than so many seconds; two at least."""
+    few, many = 2, 3
+    while pace.of(settings, many) <= seconds and many < MOST:
+        few, many = many, 2 * many
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (middle, many) if pace.of(settings, middle) <= seconds else (few, middle)
+    return few

@@ -81,6 +81,6 @@ def lost_files(names: Sequence[str]) -> str | None:
     if not names:
         return None
     return (
-        f"{len(names):,} files cannot be read any more (the first: {names[0]}); black images take "
-        "their places. If a disk is gone, stop the run and --resume when it is back."
+        f"{len(names):,} files cannot be read any more (the first: {names[0]}), and black images "
+        "take their places"
     )

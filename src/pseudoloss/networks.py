@@ -3,7 +3,9 @@
 Shapes: B images, C classes, D dimensions of the contrastive space.
 """
 
+import re
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -16,12 +18,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pseudoloss.config import did_you_mean
+from pseudoloss.config import OWN, did_you_mean
 from pseudoloss.errors import InputError
 from pseudoloss.layers import Beside, Folded, Fused, Plain, weights_in
 
 PLAIN = Plain()
-OWN = ("preactresnet18", "preactresnet18-stemnorm", "small-cnn")
 
 
 class Network(nn.Module):
@@ -283,13 +284,11 @@ def _timm_backbone(
     return backbone.train(), features
 
 
-def check_weights(name: str, weights: str | None) -> None:
+def check_weights(name: str, weights: str | None, channels: int, size: int) -> None:
     """Refuse weights that cannot be had, before anything else takes time. Published ones are then
     in timm's cache."""
     if weights is not None:
-        wanted = wanted_input(name)
-        size = wanted.size if wanted else 32
-        build(name, channels=3, size=(size, size), classes=2, projection=1, weights=weights)
+        build(name, channels=channels, size=(size, size), classes=2, projection=1, weights=weights)
 
 
 @contextmanager
@@ -329,6 +328,13 @@ def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
         raise InputError(f"{where}: not a file of weights (it holds no tensors by name)")
     found = {str(key).removeprefix("module."): tensor for key, tensor in found.items()}
     wanted = backbone.state_dict()
+    # What timm knows of a family: positions of a transformer in another number of patches, say.
+    fit = getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None)
+    if fit is not None:
+        try:
+            found = fit(found, backbone)
+        except Exception as error:  # made for its own files
+            raise InputError(f"{where}: not the weights of {name} ({_first_line(error)})") from None
     for key, tensor in wanted.items():
         if key not in found and not key.endswith("num_batches_tracked"):
             raise InputError(f"{where}: not the weights of {name} ({key} is missing)")
@@ -342,4 +348,5 @@ def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # torch writes some of them in bold
+    return text.strip().partition("\n")[0] or type(error).__name__

@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from pseudoloss.data.image_files import UnreadableError
 from pseudoloss.data.images import FileImages
+from pseudoloss.errors import TrainingError
 
 ALL = slice(None)
+MOST_WORKERS = 16  # processes that decode, for one set
 SLOTS = 3  # batches on their way to the device
 MOST_OF_THE_DEVICE = 0.4  # share of its free memory that images may take; the rest is for training
 
@@ -94,11 +96,10 @@ class Decoded(Streamed):
         super().__init__(torch.empty(0, *images.shape[1:], dtype=torch.uint8), device)
         self.images = images
         self.places: list[list[int]] = []  # the loader goes through these, whatever they are then
-        workers = max(1, (os.cpu_count() or 2) - 1)
         self.loader: DataLoader[Any] = DataLoader(
             _Files(images),
             batch_sampler=_Places(self.places),
-            num_workers=workers,
+            num_workers=min(max(1, cores() - 1), MOST_WORKERS),
             collate_fn=_together,
             pin_memory=device.type == "cuda",
             prefetch_factor=2,
@@ -117,14 +118,27 @@ class Decoded(Streamed):
         return way.forward(self._decoded())
 
     def _decoded(self) -> Iterator[Tensor]:
-        for images_BCHW, lost in self.loader:
-            self.lost |= set(lost)
-            yield images_BCHW
+        try:
+            for images_BCHW, lost in self.loader:
+                self.lost |= set(lost)
+                yield images_BCHW
+        except RuntimeError as error:  # so a loader says that the system has killed a worker
+            reason = str(error).partition("\n")[0]
+            raise TrainingError(
+                f"decoding images failed ({reason}); --resume goes on from the last checkpoint"
+            ) from None
 
 
 def _hush(worker: int) -> None:
     """What PIL has to say about odd files was passed over when they were read first."""
     warnings.simplefilter("ignore")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class _Places:

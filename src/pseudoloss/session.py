@@ -24,7 +24,7 @@ from pseudoloss.choices import (
     choose_precision,
     choose_size,
 )
-from pseudoloss.config import Settings
+from pseudoloss.config import OWN, Settings
 from pseudoloss.data import Data, FileImages, ImageSet
 from pseudoloss.errors import InputError
 from pseudoloss.memory import Memory
@@ -322,7 +322,7 @@ class Session:
         if self.accelerate not in ("auto", "full"):
             return
         torch.compiler.reset()  # torch compiles a function only so often in one process
-        own = self.settings.network in networks.OWN
+        own = self.settings.network in OWN
         self.network.fused = own and can_fuse(self.device)
         if self.accelerate == "full" and not own:
             backbone = self.network.backbone

@@ -22,7 +22,7 @@ from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, c
 from pseudoloss.data.images import check_trainable
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, write_json
-from pseudoloss.fitting import choose_settings, epochs_in
+from pseudoloss.fitting import choose_settings, epochs_in, measure_pace, scaled_warmup
 from pseudoloss.labels import estimated_noise, label_table, write_labels
 from pseudoloss.networks import check_weights
 from pseudoloss.progress import Silent, Teller, Terminal
@@ -31,6 +31,8 @@ from pseudoloss.session import Session, learning_rate
 from pseudoloss.tracking import NOISE_METRICS, Stages
 from pseudoloss.writer import Writer
 
+MARGIN = 0.9  # of the time is planned for: an estimate can be wrong
+MOST_LOST = 0.01  # share of the images whose files may vanish while a run goes on
 OPTIONS = tuple(option.name for option in fields(Options))
 
 
@@ -103,8 +105,7 @@ def train(
         resumed = folder is not None and folder.checkpoint.exists()
         with using(device), private_chance(), memory_errors(chosen):
             if time_budget is not None and recorded is None:
-                left = 60 * time_budget - (time.monotonic() - started)
-                chosen = in_time(data, chosen, teller, left)
+                chosen = in_time(data, chosen, teller, time_budget, started)
             with Session(data, chosen, teller, resumed) as session:
                 if folder is None:
                     return fit(session, None, started, minutes, checkpoint_every)
@@ -143,6 +144,9 @@ def prepare(
 ) -> Prepared:
     """Find the images, choose the settings, read and corrupt the images."""
     options = Options(**reading)
+    if options.test is not None:
+        options = replace(options, test=absolute(options.test))
+        reading = reading | {"test": options.test}
     if recorded:
         options = replace(recorded.options, **reading)
         if options != recorded.options:
@@ -150,9 +154,8 @@ def prepare(
             raise InputError(
                 f"--{name.replace('_', '-')} is not what the run began with; leave it out to resume"
             )
-    if options.test is not None and not recorded:
-        options = replace(options, test=absolute(options.test))
-    seed = recorded.settings.seed if recorded else asked.values.get("seed", Settings.seed)
+    seed = Settings(seed=asked.values.get("seed", Settings.seed)).seed  # checked, as it is used now
+    seed = recorded.settings.seed if recorded else seed
     found = find_source(source, options, seed, teller.progress)
     skipped: tuple[Skipped, ...] = ()
     fitting: dict[str, Any] = {}
@@ -161,10 +164,10 @@ def prepare(
     else:
         settings, fitting = choose_settings(found, asked)
     if isinstance(found, Listing):
+        reader, seen = choose_reader(found, settings, options.fit)
         if not recorded:
             teller.say(wording.chosen(asked.preset or found.preset, fitting))
-            check_weights(settings.network, settings.weights)
-        reader, seen = choose_reader(found, settings, options.fit)
+            check_weights(settings.network, settings.weights, reader.channels, seen)
         data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
         check_trainable(data.train, data.name)
     else:
@@ -175,16 +178,26 @@ def prepare(
     return Prepared(data, settings, options, skipped)
 
 
-def in_time(data: Data, settings: Settings, teller: Teller, seconds: float) -> Settings:
-    """The settings with as many epochs as fit into the time."""
+def in_time(
+    data: Data, settings: Settings, teller: Teller, minutes: float, started: float
+) -> Settings:
+    """The settings with as many epochs as fit into what is left of the time."""
     teller.progress("timing a few steps", 0, 1)
+    begun = time.monotonic()
     with Session(data, settings, teller) as session:
-        epochs = epochs_in(session, seconds)
-    # The share of the warm-up stays as the settings have it.
-    warmup = settings.warmup
-    if warmup is not None:
-        warmup = min(max(1, round(warmup * epochs / settings.epochs)), epochs - 1)
-    return replace(settings, epochs=epochs, warmup=warmup)
+        pace = measure_pace(session)
+    # Building a session and its first steps come once more.
+    left = 60 * minutes - (2 * time.monotonic() - begun - started)
+    epochs = epochs_in(pace, settings, MARGIN * left)
+    warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
+    chosen = replace(settings, epochs=epochs, warmup=warmup)
+    needed = pace.of(chosen, epochs)
+    if needed > left:
+        teller.notice(
+            f"--time {minutes:g}m is too short: {epochs} epochs, the least, take about "
+            f"{wording.duration(needed)}. --minutes stops a run in time, and --resume goes on"
+        )
+    return chosen
 
 
 def tell_skipped(skipped: tuple[Skipped, ...], folder: RunFolder, teller: Teller) -> None:
@@ -271,7 +284,10 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
         record.best, record.best_epoch = accuracy, epoch + 1
     if stages is not None:
         notice(session, record, symptoms(session, epoch, stages))
-    notice(session, record, {"files": health.lost_files(session.lost_files())})
+    lost = session.lost_files()
+    if len(lost) > MOST_LOST * len(session.data.train):
+        raise TrainingError(f"{health.lost_files(lost)}. --resume goes on when they are back")
+    notice(session, record, {"files": health.lost_files(lost)})
     parts = ("train", "track", "validate")
     record.last = {
         "epoch": epoch + 1,
@@ -463,7 +479,8 @@ def memory_errors(settings: Settings) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise TrainingError(
             "the GPU ran out of memory. Begin a new run with a lower --batch-size (now "
-            f"{settings.batch_size}) or a smaller --network, or go on where there is more."
+            f"{settings.batch_size}), with --accumulate 2 or more, or with a smaller --network, or "
+            "go on where there is more."
         ) from None
 
 

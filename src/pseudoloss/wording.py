@@ -51,6 +51,10 @@ def introduction(session: "Session", epochs_done: int) -> str:
         f"  {settings.epochs} epochs, {settings.warmup_epochs} of them warm-up; each is "
         f"{session.steps} steps of {settings.batch_size} images; learning rate {settings.lr:g}",
     ]
+    test = session.data.test
+    if test is not None:
+        noisy = ", on noisy labels" if session.data.noisy_test else ""
+        lines.append(f"  accuracy is on {session.data.test_name} ({len(test):,}){noisy}")
     if epochs_done:
         lines.append(f"  resumed after epoch {epochs_done}")
     return "\n".join(lines)

@@ -79,7 +79,7 @@ class Reader:
         """The bytes of a file, or an image of PIL's, as uint8 C,H,W."""
         with _open(content) as image:
             try:
-                if image.format == "JPEG":  # its decoder can make it smaller on the way
+                if image.format in ("JPEG", "MPO"):  # its decoder can make it smaller on the way
                     image.draft(None, (2 * self.size[1], 2 * self.size[0]))
                 return self.pixels(image)
             except Exception as error:  # PIL's plugins raise whatever they like

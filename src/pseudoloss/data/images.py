@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.image_files import Fit, Reader, hushed
+from pseudoloss.data.decode import in_order
+from pseudoloss.data.image_files import Fit, Reader
 from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times
 OUT = -1  # the truth about an image that belongs to no class
-
-
-SAMPLE = 512  # images of which the statistics of files are taken
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,7 @@ class FileImages:
 
     paths: tuple[Path, ...]
     reader: Reader
+    levels_CV: Tensor  # how often each of the 256 values occurs in each channel
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -38,13 +37,6 @@ class FileImages:
     def nbytes(self) -> int:
         N, C, H, W = self.shape
         return N * C * H * W
-
-    def sample(self) -> Tensor:
-        """Some of them, from everywhere in the set."""
-        step = max(1, len(self) // SAMPLE)
-        with hushed():
-            pixels = [self.reader.read(path) for path in self.paths[::step]]
-        return torch.from_numpy(np.stack(pixels))
 
 
 @dataclass(frozen=True)
@@ -132,15 +124,22 @@ class Data:
         if self.mean:
             return self.mean, self.std
         images = self.train.images_NCHW
-        return channel_statistics(images.sample() if isinstance(images, FileImages) else images)
+        if isinstance(images, FileImages):
+            return channel_statistics(images.levels_CV)
+        return channel_statistics(levels_of(images))
 
 
-def channel_statistics(images_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def levels_of(images_NCHW: Tensor) -> Tensor:
+    """How often each of the 256 values occurs in each channel."""
+    channels = images_NCHW.unbind(1)
+    return torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in channels])
+
+
+def channel_statistics(levels_CV: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, on a scale of 0 to 1; exact, in integers."""
-    pixels = images_NCHW.numel() // images_NCHW.shape[1]
     mean, std = [], []
-    for channel in images_NCHW.unbind(1):
-        counts = torch.bincount(channel.flatten(), minlength=256).double()
+    for counts in levels_CV.double():
+        pixels = counts.sum().item()
         levels = torch.arange(256, dtype=torch.float64) / 255
         centre = (counts @ levels).item() / pixels
         spread = (counts @ (levels - centre) ** 2).item() / pixels
@@ -212,6 +211,41 @@ def arrays(
         )
     test_true = _label_array(test_labels, len(test_pixels), f"{name}: test labels")
     return Data(name, train, ImageSet(test_pixels, index(test_true, "test labels"), names))
+
+
+def with_held_out(data: Data, share: float, seed: int) -> Data:
+    """A source without test images, a share of each class held out for that."""
+    images = data.train
+    labels = [images.classes[label] for label in images.given_N.tolist()]
+    out_N = torch.from_numpy(held_out(labels, share, seed))
+    if not out_N.any():
+        return data
+    train, test = (_some(images, chosen_N) for chosen_N in (~out_N, out_N))
+    return replace(data, train=train, test=test, test_name="held-out images", noisy_test=True)
+
+
+def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
+    """Which images to hold out: that share of each class, and of each at most what leaves two."""
+    random = np.random.default_rng([seed, 0x40])
+    array = np.asarray(labels, dtype=object)
+    out = np.zeros(len(array), dtype=bool)
+    for label in in_order(labels):
+        members = np.flatnonzero(array == label)
+        count = min(int(share * len(members) + 0.5), max(len(members) - 2, 0))
+        out[random.permutation(members)[:count]] = True
+    return out
+
+
+def _some(images: ImageSet, chosen_N: Tensor) -> ImageSet:
+    assert isinstance(images.images_NCHW, Tensor)
+    paths = images.paths
+    return replace(
+        images,
+        images_NCHW=images.images_NCHW[chosen_N],
+        given_N=images.given_N[chosen_N],
+        true_N=None if images.true_N is None else images.true_N[chosen_N],
+        paths=None if paths is None else tuple(paths[i] for i in chosen_N.nonzero()[:, 0].tolist()),
+    )
 
 
 def check_trainable(images: ImageSet, where: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from threading import Lock
 from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
@@ -33,11 +34,12 @@ from pseudoloss.data.image_files import (
     hushed,
     shown,
 )
-from pseudoloss.data.images import Data, FileImages, ImageSet
+from pseudoloss.data.images import Data, FileImages, ImageSet, held_out
 from pseudoloss.errors import InputError
 
 LARGE = 64  # pixels: images whose shorter side is longer than this are photographs
 MOST_OF_THE_MEMORY = 0.5  # share of the free memory that decoded images may take
+HOLD_OUT = 0.1  # share of image files, where nothing else is asked for
 AT_ONCE = 256  # files that a thread pool is given at a time
 
 Progress = Callable[[str, int, int], None]  # what is done, how many of how many
@@ -54,13 +56,14 @@ class Options:
     Attributes:
         test: another source, whose labels are right, to measure accuracy on.
         hold_out: the share of images that is held out for that where the source has no part for it.
+            None: a tenth of image files, and nothing of arrays.
         strict: refuse files that cannot be read, instead of leaving them out.
         fit: how images of other shapes become squares; see `Reader`.
         columns: names of the columns of a table: path, label and split.
     """
 
     test: str | None = None
-    hold_out: float = 0.1
+    hold_out: float | None = None
     strict: bool = False
     fit: Literal["crop", "stretch"] = "crop"
     path_column: str = "path"
@@ -68,8 +71,15 @@ class Options:
     split_column: str = "split"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.hold_out, int | float) and 0 <= self.hold_out < 1):
-            raise InputError(f"--hold-out must be at least 0 and below 1, not {self.hold_out}")
+        share = self.hold_out
+        if share is not None and not (isinstance(share, int | float) and 0 <= share < 1):
+            raise InputError(f"--hold-out must be at least 0 and below 1, not {share}")
+        if isinstance(self.test, Path):
+            object.__setattr__(self, "test", str(self.test))
+        for name in ("test", "path_column", "label_column", "split_column"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "test" and value is None):
+                raise InputError(f"--{name.replace('_', '-')} must be text, not {value}")
         if self.fit not in ("crop", "stretch"):
             raise InputError(f"--fit must be crop or stretch, not {self.fit}")
 
@@ -223,6 +233,7 @@ def list_files(
     if not len(train):
         reason = f" ({skipped[0].path}: {skipped[0].reason})" if skipped else ""
         raise InputError(f"{name}: no images can be read{reason}")
+    share = HOLD_OUT if options.hold_out is None else options.hold_out
     part = next((part for part in ("val", "test") if part in parts), None)
     test: Listed | None = None
     test_name = ""
@@ -233,8 +244,8 @@ def list_files(
             refuse(more[0], name)
         _refuse_other_classes(test, train, f"{name}: the {part} part")
         test_name = f"the {part} images"
-    elif options.test is None and options.hold_out > 0:
-        out = held_out(train.labels, options.hold_out, seed)
+    elif options.test is None and share > 0:
+        out = held_out(train.labels, share, seed)
         if out.any():
             test = train.where(out)
             train, headers = train.where(~out), [headers[i] for i in np.flatnonzero(~out)]
@@ -243,18 +254,6 @@ def list_files(
         test, test_name = None, ""
     noisy_test = part is None and test is not None
     return Listing(name, train, test, test_name, noisy_test, tuple(skipped), tuple(headers))
-
-
-def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
-    """Which images to hold out: that share of each class, and of each at most what leaves two."""
-    random = np.random.default_rng([seed, 0x40])
-    array = np.asarray(labels, dtype=object)
-    out = np.zeros(len(array), dtype=bool)
-    for label in in_order(labels):
-        members = np.flatnonzero(array == label)
-        count = min(int(share * len(members) + 0.5), max(len(members) - 2, 0))
-        out[random.permutation(members)[:count]] = True
-    return out
 
 
 def with_test(
@@ -270,7 +269,7 @@ def with_test(
     return replace(
         listing,
         test=test,
-        test_name=f"the images of {options.test}",
+        test_name=f"the images of {Path(options.test or '').name}",
         noisy_test=False,
         skipped=(*listing.skipped, *skipped),
     )
@@ -291,13 +290,24 @@ def refuse(skipped: Skipped, name: str) -> NoReturn:
 
 
 def free_memory() -> int:
-    """Bytes of memory that can be had without pushing anything out."""
+    """Bytes of memory that can be had without pushing anything out, in a container too."""
+    found = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                found.append(int(line.split()[1]) * 1024)
     except OSError:
+        found.append(_half_of_the_memory())
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(max(most - used, 0))
+    except (OSError, ValueError):  # no such file, or "max": without limit
         pass
+    return min(found)
+
+
+def _half_of_the_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):
@@ -324,6 +334,8 @@ def _decoded(
     and the others."""
     room = np.empty((len(part) if keep else 0, reader.channels, *reader.size), np.uint8)
     sums = [""] * len(part)
+    levels_CV = np.zeros((reader.channels, 256), np.int64)
+    counting = Lock()
 
     def read(i: int) -> None:
         content = content_of(part.paths[i])
@@ -332,6 +344,10 @@ def _decoded(
         sums[i] = f"{part.names[i]} {len(raw)} {zlib.crc32(raw)}"
         if keep:
             room[i] = pixels
+            return
+        counts = [np.bincount(channel.ravel(), minlength=256) for channel in pixels]
+        with counting:
+            np.add(levels_CV, counts, out=levels_CV)
 
     found = for_each(range(len(part)), read, f"reading {what}", progress)
     kept = np.array([result is None for result in found], dtype=bool)
@@ -346,7 +362,8 @@ def _decoded(
             if to != i:
                 room[to] = room[i]
         return torch.from_numpy(room[: kept.sum()]), digest, kept, skipped
-    return FileImages(cast(Any, part.where(kept).paths), reader), digest, kept, skipped
+    images = FileImages(cast(Any, part.where(kept).paths), reader, torch.from_numpy(levels_CV))
+    return images, digest, kept, skipped
 
 
 def for_each(

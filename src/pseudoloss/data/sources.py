@@ -14,7 +14,7 @@ from pseudoloss.data.cnwl import cnwl
 from pseudoloss.data.folder import folder_parts, part_names
 from pseudoloss.data.hub import dataset_rows, is_dataset, load_hub
 from pseudoloss.data.imagenet32 import imagenet32
-from pseudoloss.data.images import Data, arrays, check_trainable
+from pseudoloss.data.images import Data, arrays, check_trainable, with_held_out
 from pseudoloss.data.listing import (
     Listed,
     Listing,
@@ -81,8 +81,12 @@ def find_source(
             f"not {type(source).__name__}"
         )
     for option, value in vars(options).items():
-        if value != vars(Options())[option]:
+        if value != vars(Options())[option] and option != "hold_out":
             raise InputError(f"--{option.replace('_', '-')} is for folders and tables of images")
+    if options.hold_out:
+        if data.test is not None:
+            raise InputError(f"--hold-out: {data.name} has test images already")
+        data = with_held_out(data, options.hold_out, seed)
     check_trainable(data.train, data.name)
     return data
 
