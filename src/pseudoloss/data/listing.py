@@ -81,6 +81,7 @@ class Listed:
     paths: tuple[Entry, ...]  # most often files
     names: tuple[str, ...]  # of the images, for tables
     labels: tuple[str, ...]
+    loose: tuple[str, ...] = ()  # names of files beside them that have no label
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -220,6 +221,7 @@ def list_files(
     train, headers, skipped = _with_headers(parts["train"], "headers", progress)
     if skipped and options.strict:
         refuse(skipped[0], name)
+    skipped += _without_class(parts["train"])
     if not len(train):
         reason = f" ({skipped[0].path}: {skipped[0].reason})" if skipped else ""
         raise InputError(f"{name}: no images can be read{reason}")
@@ -228,9 +230,9 @@ def list_files(
     test_name = ""
     if part is not None:
         test, _, more = _with_headers(parts[part], f"headers of {part}", progress)
-        skipped += more
         if more and options.strict:
             refuse(more[0], name)
+        skipped += [*more, *_without_class(parts[part])]
         _refuse_other_classes(test, train, f"{name}: the {part} part")
         test_name = f"the {part} images"
     elif options.test is None and options.hold_out > 0:
@@ -261,6 +263,7 @@ def with_test(
     listing: Listing, test: Listed, options: Options, progress: Progress = no_progress
 ) -> Listing:
     """A listing with the test images that `options` names."""
+    loose = _without_class(test)
     test, _, skipped = _with_headers(test, "headers of test images", progress)
     if skipped and options.strict:
         refuse(skipped[0], f"--test {options.test}")
@@ -272,7 +275,7 @@ def with_test(
         test=test,
         test_name=f"the images of {options.test}",
         noisy_test=False,
-        skipped=(*listing.skipped, *skipped),
+        skipped=(*listing.skipped, *skipped, *loose),
     )
 
 
@@ -288,6 +291,10 @@ def refuse(skipped: Skipped, name: str) -> NoReturn:
         f"{name}: {skipped.path} cannot be read ({skipped.reason}); without --strict it would be "
         "left out"
     )
+
+
+def _without_class(part: Listed) -> list[Skipped]:
+    return [Skipped(name, "lies in no folder of a class") for name in part.loose]
 
 
 def free_memory() -> int:
