@@ -132,7 +132,7 @@ def test_images_stay_in_their_files_where_memory_is_short(photos, monkeypatch):
     assert torch.equal(data.train.images_NCHW.sample(), in_memory.train.images_NCHW)
 
 
-def test_the_fingerprint_is_of_content_names_labels_and_size(photos):
+def test_the_fingerprint_is_of_content_labels_and_size(photos):
     folder = photos(*TWELVE)
 
     def fingerprint(reader=READER):
@@ -142,6 +142,10 @@ def test_the_fingerprint_is_of_content_names_labels_and_size(photos):
     assert fingerprint() == before
     assert fingerprint(Reader(3, (9, 9))) != before
     assert fingerprint(Reader(3, (8, 8), "stretch")) != before
+    (folder / "a" / "0.png").rename(folder / "a" / "00.png")  # in its place
+    assert fingerprint() == before
+    (folder / "a" / "00.png").rename(folder / "b" / "0.jpg")
+    assert fingerprint() != before
     Image.new("RGB", (12, 10), (1, 1, 1)).save(folder / "a" / "0.png")
     assert fingerprint() != before
 

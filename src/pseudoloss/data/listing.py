@@ -336,7 +336,8 @@ def _decoded(
         content = content_of(part.paths[i])
         pixels = reader.decode(content)
         raw = content if isinstance(content, bytes) else content.tobytes()
-        sums[i] = f"{part.names[i]} {len(raw)} {zlib.crc32(raw)}"
+        # Without its name, which depends on how the source is spelt: hf:FOLDER or hf:/FOLDER.
+        sums[i] = f"{len(raw)} {zlib.crc32(raw)}"
         if keep:
             room[i] = pixels
 
