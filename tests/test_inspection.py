@@ -188,6 +188,16 @@ def test_what_training_would_refuse(photos, npz):
     assert "--batch-size" in inspect(npz()).problems[0]
 
 
+def test_a_class_without_an_image(photos):
+    folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(4)))
+    (folder / "c").mkdir()
+    found = inspect(folder)
+    assert found.classes == {"a": 4, "b": 4, "c": 0}
+    assert found.problems == ["labels: class c has no image; every class needs at least 2"]
+    (folder / "c" / "0.png").write_text("no image")
+    assert inspect(folder).problems == found.problems
+
+
 def test_headers_that_promise_too_much(photos):
     folder = photos("a/0.png", "a/1.png", "b/0.png", "b/1.png")
     for path in folder.rglob("*.png"):

@@ -70,13 +70,14 @@ def class_folders(root: Path, base: Path, where: str) -> Listed:
             else ""
         )
         raise InputError(f"{where}: {root} holds no folders of classes{hint}")
-    paths, labels = [], []
+    paths, labels, empty = [], [], []
     for folder in folders:
         inside = files_below(folder)
         paths += inside
-        labels += [folder.name] * len(inside)
+        labels += [shown(folder.name)] * len(inside)
+        empty += [] if inside else [shown(folder.name)]
     names = tuple(name_of(path, base) for path in paths)
-    return Listed(tuple(paths), names, tuple(map(shown, labels)), _loose(root, base))
+    return Listed(tuple(paths), names, tuple(labels), _loose(root, base), tuple(empty))
 
 
 def files_below(folder: Path) -> list[Path]:
