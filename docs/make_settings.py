@@ -1,8 +1,12 @@
 """Writes docs/settings.md from the settings themselves: python docs/make_settings.py"""
 
+import re
+from argparse import SUPPRESS, Action
 from pathlib import Path
 
+from pseudoloss.cli import train_parser
 from pseudoloss.config import PRESETS, Settings, as_flag, as_text, describe_settings, flag
+from pseudoloss.data import Options
 
 HEAD = """# Settings
 
@@ -62,7 +66,39 @@ WHEN = {
     "precision": "float32 if bf16 is suspected of a NaN.",
     "images": "files where memory is short; host or device to decide yourself.",
     "accelerate": "off or capture to look for a fault; full for timm networks.",
+    # What is no setting.
+    "test": "You have images whose labels are right: only they tell the accuracy itself.",
+    "hold_out": "0 to train on every image; more for a firmer figure of accuracy.",
+    "strict": "No file may be missing from what is trained on.",
+    "fit": "stretch where what matters lies at the edges of long images.",
+    "path_column": "The table calls it otherwise; of `hf:NAME`, the column of images.",
+    "label_column": "The table calls it otherwise, or has several labels an image.",
+    "split_column": "The table calls it otherwise.",
+    "out": "Always: nothing is written elsewhere.",
+    "preset": "To repeat an experiment of the paper, or to choose between finetune and scratch.",
+    "config": "To use the settings of another run again: `--config RUN/config.json`.",
+    "resume": "A run was stopped or killed. It is safe to give it always.",
+    "minutes": "The machine is yours for so long only.",
+    "time": "You know how long you will wait, and not how many epochs that is.",
+    "checkpoint_every": "More where writing a large model every epoch takes time.",
+    "quiet": "In scripts.",
 }
+
+READING = """## Folders and tables of images
+
+How a source is read: flags of `pseudoloss train` and `pseudoloss inspect`, keywords of `pl.train`.
+They belong to the source, not to the settings, so neither a preset nor a `--config` file has them;
+`config.json` keeps them beside the source. [Data](data.md) tells more.
+"""
+
+COMMAND = """## The command itself
+
+Words of `pseudoloss train`, keywords of `pl.train` (there `--time` is `time_budget`, in minutes).
+`--time` and `--minutes` are not the same: `--time` plans as many epochs as fit, and the run ends by
+itself; `--minutes` stops a run that is planned longer, and `--resume` goes on with it.
+"""
+
+TABLE = "| flag | default | meaning | when to touch it |\n|---|---|---|---|"
 
 
 def page() -> str:
@@ -70,18 +106,34 @@ def page() -> str:
     lines, current = [HEAD], ""
     for name, (group, text) in describe_settings().items():
         if group != current:
-            head = "| flag | default | meaning | when to touch it |"
-            lines.append(f"## {group}\n\n{head}\n|---|---|---|---|")
+            lines.append(f"## {group}\n\n{TABLE}")
             current = group
         shown = as_text(getattr(Settings(), name))
         last = _is_last(name, group)
         row = f"| `{flag(name)}` | {shown} | {text} | {WHEN[name]} |"
         lines.append(row + ("\n" if last else ""))
+    others = [
+        action
+        for action in train_parser(None)._actions
+        if action.option_strings and action.dest not in (*describe_settings(), "help")
+    ]
+    for head, is_reading in ((READING, True), (COMMAND, False)):
+        chosen = [action for action in others if hasattr(Options, action.dest) == is_reading]
+        lines += [head, TABLE, *map(_row, chosen), ""]
     lines.append("## Presets\n\n| preset | changes |\n|---|---|")
     for name, changes in PRESETS.items():
         text = " ".join(f"`{as_flag(key, value)}`" for key, value in changes.items())
         lines.append(f"| `{name}` | {text or 'nothing'} |")
     return "\n".join(lines) + "\n"
+
+
+def _row(action: Action) -> str:
+    """An option that is no setting, as its help describes it."""
+    text, default = re.fullmatch(r"(.*?)(?: \(default: (.*)\))?", action.help or "").groups()
+    value = getattr(Options, action.dest) if action.default == SUPPRESS else action.default
+    meaning = f"{text[0].upper()}{text[1:]}."
+    shown = default or as_text(value)
+    return f"| `{action.option_strings[0]}` | {shown} | {meaning} | {WHEN[action.dest]} |"
 
 
 def _is_last(name: str, group: str) -> bool:

@@ -84,7 +84,8 @@ def test_links_that_lead_nowhere_are_left_out(photos):
     found = find_source(folder, ALL)
     assert found.classes == ("cat", "dog")
     assert [vars(entry) for entry in found.skipped] == [
-        {"path": "cat/gone.png", "reason": "No such file or directory"}
+        {"path": "cat/gone.png", "reason": "No such file or directory"},
+        {"path": "bird", "reason": "lies in no folder of a class"},
     ]
 
 
@@ -150,7 +151,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(photos, monkeypatch):
         ("train/c test/c", "train/c", "test/c", "the test images"),
         ("training/c validation/c", "training/c", "validation/c", "the val images"),
         ("Train/c Valid/c", "Train/c", "Valid/c", "the val images"),
-        ("train/c testing/c other/c", "train/c", "testing/c", "the test images"),
+        ("train/c testing/c .other/c", "train/c", "testing/c", "the test images"),
     ],
 )
 def test_parts(photos, layout, train, test, name):
@@ -184,6 +185,35 @@ def test_train_can_be_a_class(photos):
     assert inner.classes == ("car", "train")
 
 
+def test_a_class_that_looks_like_a_part_hides_no_other(photos):
+    folder = photos("train/steam/a.png", "train/diesel/a.png", "bus/a.png", "car/a.png")
+    with pytest.raises(InputError, match="beside it there is bus, car; move that") as error:
+        find_source(folder)
+    assert "\n" not in str(error.value)
+    folder.rename(folder.with_name("train"))  # as the error says
+    folder.mkdir()
+    folder.with_name("train").rename(folder / "train")
+    assert find_source(folder, ALL).classes == ("bus", "car", "train")
+    many = photos("val/c/a.png", *(f"{i}/a.png" for i in range(9)), root="many")
+    with pytest.raises(InputError, match="there is 0, 1, 2, 3, 4, …"):
+        find_source(many)
+
+
+def test_files_beside_the_classes_are_told(photos):
+    folder = photos("cat/a.png", "dog/a.png", "loose.png", ".hidden.png")
+    reason = "lies in no folder of a class"
+    for options in (ALL, Options(hold_out=0, strict=True)):  # it can be read
+        assert [vars(entry) for entry in find_source(folder, options).skipped] == [
+            {"path": "loose.png", "reason": reason}
+        ]
+    parts = [f"{part}/{k}/a.png" for part in ("train", "test") for k in ("cat", "dog")]
+    parted = photos(*parts, "x.png", "train/y.png", "test/z.png", root="parted")
+    names = ["x.png", "train/y.png", "test/z.png"]
+    assert [entry.path for entry in find_source(parted).skipped] == names
+    found = find_source(photos("cat/a.png", "dog/a.png", root="other"), Options(test=str(folder)))
+    assert [entry.path for entry in found.skipped] == ["loose.png"]
+
+
 def test_a_folder_for_testing(photos):
     names = [f"{k}/{i}.png" for k in "ab" for i in range(4)]
     folder = photos(*names)
@@ -194,7 +224,7 @@ def test_a_folder_for_testing(photos):
     for test in (flat, parted):
         found = find_source(folder, Options(test=str(test)))
         assert (len(found.train), len(found.test)) == (8, 8)
-        assert (found.test_name, found.noisy_test) == (f"the images of {test}", False)
+        assert (found.test_name, found.noisy_test) == (f"the images of {test.name}", False)
     table = flat / "t.csv"
     table.write_text("path,label,split\na/1.png,a,test\nb/1.png,b,test\n")
     assert len(find_source(folder, Options(test=str(table))).test) == 2

@@ -146,6 +146,15 @@ def test_training_on_a_saved_folder_and_on_an_object(tmp_path, capsys):
     assert len(run.labels) == 32
 
 
+def test_a_run_on_a_relative_folder_goes_on(tmp_path, monkeypatch):
+    make(32).save_to_disk(tmp_path / "saved")
+    monkeypatch.chdir(tmp_path)
+    first = pl.train("hf:saved", "run", quiet=True, minutes=1e-4, image_size=8, **TINY)
+    assert not first.finished
+    assert main(["train", "--out", "run", "--resume", "--quiet"]) == 0
+    assert pl.load("run").finished
+
+
 def test_a_hub_that_cannot_be_reached(monkeypatch):
     def unreachable(name, config):
         assert (name, config) == ("owner/name", "small")

@@ -13,7 +13,7 @@ from pseudoloss.cli import main
 from pseudoloss.config import request
 from pseudoloss.data import listing
 from pseudoloss.errors import InputError
-from pseudoloss.inspection import Span, inspect, report
+from pseudoloss.inspection import Span, _bytes, inspect, report
 from pseudoloss.progress import Silent
 from pseudoloss.training import prepare
 
@@ -60,9 +60,35 @@ def test_unreadable_files_are_grouped(folder):
     assert found.unreadable[0].files == ["train/a/empty0.jpg", "train/a/empty1.jpg"]
     assert (found.train, found.test) == (20, 6)
     text = report(found)
-    assert "7 files, which training leaves out" in text
+    assert "7 files, which training will not use" in text
     assert "5 × empty file: train/a/empty0.jpg, train/a/empty1.jpg, …" in text
     assert inspect(folder, strict=True).train == 20  # a report, whatever training will do
+
+
+def test_one_and_many_in_words(photos):
+    folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(3)))
+    assert "classes    3 images in each" in report(inspect(folder, hold_out=0))
+    shutil.copy(folder / "b" / "0.png", folder / "a" / "copy.png")
+    text = report(inspect(folder, hold_out=0))
+    assert "from 3 images (b) to 4 (a), 1.3 times as many" in text
+    assert "1 copy of the same bytes, 0 of the same pixels" in text
+    for path in sorted((folder / "b").iterdir())[1:]:
+        path.unlink()
+    (folder / "notes.txt").write_text("no image")
+    text = report(inspect(folder, hold_out=0))
+    assert "from 1 image (b) to 4 (a), 4.0 times as many" in text
+    assert "1 file, which training will not use" in text
+    assert "1 × lies in no folder of a class: notes.txt" in text
+    (folder / "c").mkdir()
+    assert "from 0 images (c) to 4 (a)\n" in report(inspect(folder, hold_out=0))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(1, "1 byte"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (3e9, "2.8 GiB")],
+)
+def test_bytes_in_the_units_of_training(count, text):
+    assert _bytes(int(count)) == text
 
 
 # ---------------------------------------------------------------------------------- duplicates
@@ -185,6 +211,16 @@ def test_what_training_would_refuse(photos):
     assert found.problems == ["labels: class b has one image; every class needs at least 2"]
     assert "Training would refuse this: labels: class b has one image" in report(found)
     assert "Next:" not in report(found)
+
+
+def test_a_class_without_an_image(photos):
+    folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(4)))
+    (folder / "c").mkdir()
+    found = inspect(folder)
+    assert found.classes == {"a": 4, "b": 4, "c": 0}
+    assert found.problems == ["labels: class c has no image; every class needs at least 2"]
+    (folder / "c" / "0.png").write_text("no image")
+    assert inspect(folder).problems == found.problems
 
 
 def test_headers_that_promise_too_much(photos):

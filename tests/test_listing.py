@@ -111,12 +111,35 @@ def test_strict_refuses_what_shows_only_when_decoded(photos):
         found.read(READER, 8, "host", True)
 
 
-def test_a_class_that_is_all_broken(photos):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda whole: whole[:-25], r"b/0.png: truncated file.*"),  # behind the header
+        (lambda whole: whole[:9], "b/0.png: not an image, or a broken one"),
+        (lambda whole: None, "its folder is empty"),
+    ],
+)
+def test_a_class_that_is_all_broken(photos, content, reason):
     folder = photos("a/0.png", "a/1.png", "b/0.png")
-    content = (folder / "b/0.png").read_bytes()
-    (folder / "b/0.png").write_bytes(content[:-25])
+    left = content((folder / "b/0.png").read_bytes())
+    (folder / "b/0.png").unlink()
+    if left is not None:
+        (folder / "b/0.png").write_bytes(left)
+    found = find_source(folder, ALL)
+    assert found.classes == ("a", "b")  # so that a report can tell
+    with pytest.raises(
+        InputError, match=rf"no image of the class b can be read \({reason}\); mend"
+    ):
+        found.read(READER, 8, "host", False)
+
+
+def test_a_class_that_only_test_images_can_show(photos):
+    folder = photos(
+        "train/a/0.png", "train/a/1.png", "train/b/0.png", "test/a/0.png", "test/b/0.png"
+    )
+    (folder / "train/b/0.png").write_text("no image")
     with pytest.raises(InputError, match="no image of the class b can be read"):
-        find_source(folder, ALL).read(READER, 8, "host", False)
+        find_source(folder).read(READER, 8, "host", False)
 
 
 def test_images_stay_in_their_files_where_memory_is_short(photos, monkeypatch):
@@ -134,7 +157,7 @@ def test_images_stay_in_their_files_where_memory_is_short(photos, monkeypatch):
     assert torch.equal(torch.stack(images), in_memory.train.images_NCHW)
 
 
-def test_the_fingerprint_is_of_content_names_labels_and_size(photos):
+def test_the_fingerprint_is_of_content_labels_and_size(photos):
     folder = photos(*TWELVE)
 
     def fingerprint(reader=READER):
@@ -144,6 +167,10 @@ def test_the_fingerprint_is_of_content_names_labels_and_size(photos):
     assert fingerprint() == before
     assert fingerprint(Reader(3, (9, 9))) != before
     assert fingerprint(Reader(3, (8, 8), "stretch")) != before
+    (folder / "a" / "0.png").rename(folder / "a" / "00.png")  # in its place
+    assert fingerprint() == before
+    (folder / "a" / "00.png").rename(folder / "b" / "0.jpg")
+    assert fingerprint() != before
     Image.new("RGB", (12, 10), (1, 1, 1)).save(folder / "a" / "0.png")
     assert fingerprint() != before
 

@@ -140,6 +140,7 @@ def test_training(tmp_path):
         ([(image(), 0.5)], {}, r"Pairs\[0\]: its label must be a whole number or text"),
         ([(image(), None)], {}, r"Pairs\[0\]: its label must be a whole number or text"),
         ([(image(), 2)], {"classes": ["a", "b"]}, "the label 2 is none of the 2 classes"),
+        ([(image(), 0)], {"classes": ["a", "a", "b"]}, "Pairs: two classes have the same name"),
         ([(torch.full((3, 8, 8), -2.0), 0)], {}, r"Pairs\[0\]: float pixels must lie in 0 to 1"),
         ([(np.zeros((8, 8, 2), np.uint8), 0)], {}, r"Pairs\[0\]: images must have 1 or 3"),
         ([], {}, "no images can be read"),

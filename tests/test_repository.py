@@ -31,6 +31,15 @@ def test_the_settings_page_is_up_to_date():
     assert (ROOT / "docs" / "settings.md").read_text() == page
 
 
+def test_every_option_of_train_is_on_the_settings_page():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    known = (ROOT / "tests" / "options.txt").read_text()
+    options = [line.split()[-1] for line in known.splitlines() if line.startswith("train ")]
+    told = set(re.findall(r"^\| `(--[a-z-]+)` \|", page, re.MULTILINE))
+    told |= {option.replace("--", "--no-", 1) for option in told}
+    assert {option for option in options if option != "--help"} <= told
+
+
 def test_every_setting_is_described():
     described = describe_settings()
     assert described.keys() == setting_types().keys()

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from pseudoloss.data import Options, find_source
+from pseudoloss.data.table import table_files
 from pseudoloss.errors import InputError
 
 ALL = Options(hold_out=0)
@@ -78,6 +79,19 @@ def test_quotes_commas_and_a_byte_order_mark(table, photos):
     assert found.train.labels == ("cat, large", "dog", "dog", "dog", "été")
 
 
+def test_spaces_around_cells_and_columns_of_one_name(table):
+    found = find_source(table("path , label,label\n 0.png, cat,x\n1.png , dog ,y\n"), ALL)
+    assert (found.train.names, found.train.labels) == (("0.png", "1.png"), ("cat", "dog"))
+
+
+def test_paths_may_begin_at_home(table, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = table("path,label\n~/photos/0.png,a\n ~/photos/1.png,b\n")
+    found = find_source(path, ALL)
+    assert (found.train.names, found.skipped) == (("0.png", "1.png"), ())
+    assert list(found.train.paths) == table_files(path, "path", "t.csv")
+
+
 def test_labels_that_pandas_would_take_for_nothing(table):
     found = find_source(table("path,label\n0.png,NA\n1.png,null\nin/2.png,007\n"), ALL)
     assert found.train.labels == ("NA", "null", "007")
@@ -114,7 +128,16 @@ def test_missing_files_are_left_out_with_a_reason(table):
         ("path,label,split\n0.png,a,dev\n", "row 1: split must be train, val or test, not dev"),
         ("path,label,split\n0.png,a,test\n", "has no images to train on, only test"),
         ("path,label\n", "has no rows"),
-        ("path,label\n0.png,a\n1.png,b,c,d\n", "cannot be read"),
+        (
+            "path,label\n0.png,a\n1.png,b,c,d\n",
+            "t.csv: row 2 has 4 fields, but there are 2 columns",
+        ),
+        (
+            "path,label\n0.png,a,x\n1.png,b,x\n",
+            "t.csv: row 1 has 3 fields, but there are 2 columns",
+        ),
+        ("label,path\n0.png,a,1.png\n", "row 1 has 3 fields"),
+        ('path,label\n"0.png,a\n', "cannot be read"),
         ("", "cannot be read"),
         (b"path,label\ncaf\xe9.png,a\n", "cannot be read"),
         ("path,label\nno.png,a\n", r"no images can be read \(no.png: No such file"),
@@ -151,6 +174,6 @@ def test_another_split_column_must_be_there(table):
 
 
 def test_options_are_for_images_that_are_read():
-    for name, value in (("strict", True), ("test", "x"), ("path_column", "x"), ("hold_out", 0.5)):
+    for name, value in (("strict", True), ("test", "x"), ("path_column", "x")):
         with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for folders"):
             find_source("digits", Options(**{name: value}))

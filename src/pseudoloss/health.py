@@ -76,6 +76,24 @@ def stage2_collapsed(stages: Stages, memory: Memory, values: str = "pseudo-losse
     return None
 
 
+def classes_lost(memory: Memory, given_N: Tensor, classes: Sequence[str]) -> str | None:
+    """Classes of which no label is believed, while most of the others' are."""
+    total_C = torch.bincount(given_N, minlength=len(classes))
+    noisy_C = torch.bincount(given_N[memory.noisy_N], minlength=len(classes))
+    if int(noisy_C.sum()) > len(given_N) / 2:
+        return None
+    lost_C = (noisy_C == total_C) & (total_C > 0)
+    lost = [classes[c] for c in lost_C.nonzero().flatten().tolist()]
+    if not lost:
+        return None
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return (
+        f"stage 1 takes every label of the class {lost[0]}{more} for wrong. A rare class can be "
+        "lost so: the network has not learnt it when its labels are judged. If they are right, try a "
+        "longer --warmup or a higher --threshold, or find more images of it."
+    )
+
+
 def lost_files(names: Sequence[str]) -> str | None:
     """Files that were there when the run began."""
     if not names:

@@ -315,8 +315,8 @@ def _problems(classes: dict[str, int], images: int, settings: Settings) -> list[
         found.append(str(error))
     if images < settings.batch_size:
         found.append(
-            f"a batch of {settings.batch_size} is more than all {images:,} images: give a smaller "
-            "--batch-size"
+            f"a batch of {settings.batch_size} is more than the {_number(images, 'image')} to "
+            "train on: give a smaller --batch-size"
         )
     return found
 
@@ -402,9 +402,13 @@ def _about_images(found: Inspection) -> Lines:
     counts = found.classes
     if counts:
         least, most = (choose(counts, key=counts.__getitem__) for choose in (min, max))
-        text = f"from {counts[least]:,} images ({_line(least)}) to {counts[most]:,} ({_line(most)})"
-        uneven = f", {found.imbalance:.1f} times as many" if found.imbalance else ""
-        lines.append(("classes", text + uneven))
+        text = f"{_number(counts[least], 'image')} in each"
+        if counts[least] < counts[most]:
+            few = f"{_number(counts[least], 'image')} ({_line(least)})"
+            text = f"from {few} to {counts[most]:,} ({_line(most)})"
+            if counts[least]:
+                text += f", {counts[most] / counts[least]:.1f} times as many"
+        lines.append(("classes", text))
         if len(counts) <= SHOWN_CLASSES:
             lines.append(("", ", ".join(f"{_line(name)} {n:,}" for name, n in counts.items())))
     if found.width and found.height and found.aspect:
@@ -430,7 +434,7 @@ def _about_files(found: Inspection) -> Lines:
         lines.append(("on disk", _bytes(found.bytes)))
     if found.unreadable:
         count = sum(group.count for group in found.unreadable)
-        lines.append(("unreadable", f"{_number(count, 'file')}, which training leaves out"))
+        lines.append(("left out", f"{_number(count, 'file')}, which training will not use"))
         for group in found.unreadable:
             files = [_line(name) for name in group.files]
             more = ", …" if group.count > len(files) else ""
@@ -446,22 +450,18 @@ def _about_files(found: Inspection) -> Lines:
 def _about_duplicates(found: Duplicates) -> Lines:
     if not found.same_bytes + found.same_pixels:
         return [("duplicates", "none")]
-    lines = [
-        (
-            "duplicates",
-            f"{found.same_bytes:,} copies of the same bytes, {found.same_pixels:,} of the same "
-            "pixels in other bytes",
-        )
-    ]
+    copies = f"{found.same_bytes:,} {'copy' if found.same_bytes == 1 else 'copies'}"
+    others = f"{found.same_pixels:,} of the same pixels in other bytes"
+    lines = [("duplicates", f"{copies} of the same bytes, {others}")]
     kinds = (
         (found.across_classes, "with different labels, of which at least one is wrong"),
         (found.across_parts, "to train on and to test on: accuracy would be too good"),
         (found.within_class, "more than once in one class"),
     )
-    for copies, what in kinds:
-        if copies.pictures:
-            lines.append(("", f"{_number(copies.pictures, 'picture')} {what}"))
-            lines += [("", f"  {' = '.join(map(_named, group))}") for group in copies.examples]
+    for kind, what in kinds:
+        if kind.pictures:
+            lines.append(("", f"{_number(kind.pictures, 'picture')} {what}"))
+            lines += [("", f"  {' = '.join(map(_named, group))}") for group in kind.examples]
     return lines
 
 
@@ -480,7 +480,8 @@ def _about_plan(found: Inspection) -> Lines:
         "host": "in the host's memory, copied as they are needed",
         "files": "in their files, decoded in every epoch",
     }[plan.images]
-    steps = f"{plan.epochs} epochs in batches of {plan.batch_size}, learning rate {plan.lr:g}"
+    epochs = _number(plan.epochs, "epoch")
+    steps = f"{epochs} in batches of {plan.batch_size}, learning rate {plan.lr:g}"
     return [
         ("preset", plan.preset),
         ("network", f"{plan.network} {start}"),
@@ -508,10 +509,10 @@ def _range(span: Span) -> str:
 
 
 def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
+    return _number(count, "byte")
 
 
 def _line(name: str) -> str:

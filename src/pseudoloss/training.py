@@ -203,9 +203,10 @@ def in_time(
 def tell_skipped(skipped: tuple[Skipped, ...], folder: RunFolder, teller: Teller) -> None:
     if skipped:
         first = skipped[0]
+        files = "1 file is" if len(skipped) == 1 else f"{len(skipped):,} files are"
         teller.notice(
-            f"{len(skipped):,} files cannot be read and are left out (the first: {first.path}, "
-            f"{first.reason}); {folder.path / 'skipped.csv'} lists them"
+            f"{files} left out (the first: {first.path}, {first.reason}); "
+            f"{folder.path / 'skipped.csv'} lists all"
         )
 
 
@@ -350,13 +351,15 @@ def comparisons(session: Session, true_N: Tensor, judged: bool) -> dict[str, Any
 def symptoms(session: Session, epoch: int, stages: Stages) -> dict[str, str | None]:
     """What may be wrong after an epoch, by kind."""
     memory, settings = session.memory, session.settings
-    ends_warm_up = epoch + 1 == settings.warmup_epochs
+    ends_warm_up, is_last = epoch + 1 == settings.warmup_epochs, epoch + 1 == settings.epochs
+    classes = session.data.train.classes
     first = wording.VALUES[settings.noise_metric]
     second = wording.VALUES[settings.trust_metric]
     return {
         "warm-up": health.warm_up_at_chance(memory, session.given_N) if ends_warm_up else None,
         "stage 1": health.stage1_collapsed(stages, memory, first),
         "stage 2": health.stage2_collapsed(stages, memory, second),
+        "classes": health.classes_lost(memory, session.given_N, classes) if is_last else None,
     }
 
 

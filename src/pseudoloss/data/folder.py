@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,19 +19,32 @@ PARTS = {
     "test": "test",
     "testing": "test",
 }
+SOME = 5  # more folders than this are not all named in an error
 
 
 def folder_parts(root: Path, where: str) -> dict[str, Listed]:
     """The parts of a folder: "train", "val" and "test", those that are there.
 
     A folder of such a name is a part if it holds folders; otherwise it is a class of that name.
+    Folders beside the parts would be lost, so they are refused.
     """
     folders = _folders(root, where)
     named = [path for path in folders if path.name.lower() in PARTS]
     if not named or not (len(named) == len(folders) or any(_folders(p, where) for p in named)):
         return {"train": class_folders(root, root, where)}
+    beside = [shown(path.name) for path in folders if path not in named]
+    if beside:
+        some = ", ".join(beside[:SOME]) + (", …" if len(beside) > SOME else "")
+        raise InputError(
+            f"{where}: {named[0].name} looks like a part, for it has folders inside, but beside "
+            f"it there is {some}; move that elsewhere or, if {named[0].name} is a class, move all "
+            "classes into one folder called train"
+        )
     chosen = part_names([path.name for path in named], where)
     found = {part: class_folders(root / name, root, where) for part, name in chosen.items()}
+    if "train" in found:
+        loose = (*_loose(root, root), *found["train"].loose)
+        found["train"] = replace(found["train"], loose=loose)
     return {part: listed for part, listed in found.items() if part == "train" or len(listed)}
 
 
@@ -56,13 +70,14 @@ def class_folders(root: Path, base: Path, where: str) -> Listed:
             else ""
         )
         raise InputError(f"{where}: {root} holds no folders of classes{hint}")
-    paths, labels = [], []
+    paths, labels, empty = [], [], []
     for folder in folders:
         inside = files_below(folder)
         paths += inside
-        labels += [folder.name] * len(inside)
+        labels += [shown(folder.name)] * len(inside)
+        empty += [] if inside else [shown(folder.name)]
     names = tuple(name_of(path, base) for path in paths)
-    return Listed(tuple(paths), names, tuple(map(shown, labels)))
+    return Listed(tuple(paths), names, tuple(labels), _loose(root, base), tuple(empty))
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -75,17 +90,27 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(inner) / name for name in names if not name.startswith(".")]
+        folders[:] = sorted(name for name in folders if not _hidden(name))
+        found += [Path(inner) / name for name in names if not _hidden(name)]
     return sorted(found)
 
 
 def _folders(root: Path, where: str) -> list[Path]:
     try:
         inside = sorted(root.iterdir())
-        return [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+        return [path for path in inside if path.is_dir() and not _hidden(path.name)]
     except OSError as error:
         raise InputError(f"{where}: {root} cannot be read ({error.strerror})") from None
+
+
+def _loose(root: Path, base: Path) -> tuple[str, ...]:
+    """Files that lie beside the folders of classes, and so have none."""
+    inside = sorted(root.iterdir())
+    return tuple(name_of(p, base) for p in inside if not p.is_dir() and not _hidden(p.name))
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"  # which a Mac adds to archives
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -91,6 +91,8 @@ class Listed:
     paths: tuple[Entry, ...]  # most often files
     names: tuple[str, ...]  # of the images, for tables
     labels: tuple[str, ...]
+    loose: tuple[str, ...] = ()  # names of files beside them that have no label
+    empty: tuple[str, ...] = ()  # classes whose folders are empty
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -123,10 +125,11 @@ class Listing:
     noisy_test: bool = False  # whether their labels may be wrong too
     skipped: tuple[Skipped, ...] = ()
     headers: tuple[Header, ...] = field(default=(), repr=False)  # of the training images
+    lost: dict[str, str] = field(default_factory=dict)  # classes without an image, and why
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        return tuple(in_order(self.train.labels))
+        return tuple(in_order([*self.train.labels, *self.lost]))
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -180,8 +183,10 @@ class Listing:
         """The images, brought to one size; and the files that had to be left out, all of them.
 
         Every file is read once, so that none that is broken is met later on. "auto" keeps what was
-        decoded if it fits into memory; "files" decodes anew in every epoch.
+        decoded if it fits into memory; "files" decodes anew in every epoch. A class without an
+        image is an error.
         """
+        _refuse_lost(self.lost, self.name)
         parts = self.parts
         keep = self.keeps(reader, where)
         place = {label: i for i, label in enumerate(self.classes)}
@@ -193,10 +198,8 @@ class Listing:
             if broken and strict:
                 refuse(broken[0], self.name)
             left = part.where(kept)
-            there = set(left.labels)
-            for label in self.classes:
-                if what == "images" and label not in there:
-                    raise InputError(f"{self.name}: no image of the class {label} can be read")
+            if what == "images":
+                _refuse_lost(_lost(part, left, broken), self.name)
             given_N = torch.tensor([place[label] for label in left.labels], dtype=torch.long)
             sets.append(ImageSet(images, given_N, self.classes, paths=left.names, digest=digest))
         test = sets[1] if len(sets) > 1 and len(sets[1]) else None
@@ -230,6 +233,8 @@ def list_files(
     train, headers, skipped = _with_headers(parts["train"], "headers", progress)
     if skipped and options.strict:
         refuse(skipped[0], name)
+    lost = _lost(parts["train"], train, skipped)
+    skipped += _without_class(parts["train"])
     if not len(train):
         reason = f" ({skipped[0].path}: {skipped[0].reason})" if skipped else ""
         raise InputError(f"{name}: no images can be read{reason}")
@@ -239,10 +244,10 @@ def list_files(
     test_name = ""
     if part is not None:
         test, _, more = _with_headers(parts[part], f"headers of {part}", progress)
-        skipped += more
         if more and options.strict:
             refuse(more[0], name)
-        _refuse_other_classes(test, train, f"{name}: the {part} part")
+        skipped += [*more, *_without_class(parts[part])]
+        _refuse_other_classes(test, {*train.labels, *lost}, f"{name}: the {part} part")
         test_name = f"the {part} images"
     elif options.test is None and share > 0:
         out = held_out(train.labels, share, seed)
@@ -253,17 +258,18 @@ def list_files(
     if test is not None and not len(test):
         test, test_name = None, ""
     noisy_test = part is None and test is not None
-    return Listing(name, train, test, test_name, noisy_test, tuple(skipped), tuple(headers))
+    return Listing(name, train, test, test_name, noisy_test, tuple(skipped), tuple(headers), lost)
 
 
 def with_test(
     listing: Listing, test: Listed, options: Options, progress: Progress = no_progress
 ) -> Listing:
     """A listing with the test images that `options` names."""
+    loose = _without_class(test)
     test, _, skipped = _with_headers(test, "headers of test images", progress)
     if skipped and options.strict:
         refuse(skipped[0], f"--test {options.test}")
-    _refuse_other_classes(test, listing.train, f"--test {options.test}")
+    _refuse_other_classes(test, set(listing.classes), f"--test {options.test}")
     if not len(test):
         raise InputError(f"--test {options.test}: no images can be read")
     return replace(
@@ -271,12 +277,30 @@ def with_test(
         test=test,
         test_name=f"the images of {Path(options.test or '').name}",
         noisy_test=False,
-        skipped=(*listing.skipped, *skipped),
+        skipped=(*listing.skipped, *skipped, *loose),
     )
 
 
-def _refuse_other_classes(test: Listed, train: Listed, where: str) -> None:
-    known = set(train.labels)
+def _lost(part: Listed, kept: Listed, skipped: Sequence[Skipped]) -> dict[str, str]:
+    """Classes of which no image is left, and why."""
+    reasons = {entry.path: entry.reason for entry in skipped}
+    there = {*kept.labels, ""}  # "": of an item that could not be asked for its label
+    lost = dict.fromkeys(part.empty, "its folder is empty")
+    for name, label in zip(part.names, part.labels, strict=True):
+        if label not in there:
+            lost.setdefault(label, f"{name}: {reasons[name]}")
+    return lost
+
+
+def _refuse_lost(lost: dict[str, str], where: str) -> None:
+    for label, reason in lost.items():
+        raise InputError(
+            f"{where}: no image of the class {label} can be read ({reason}); mend its files, or "
+            "take the class away"
+        )
+
+
+def _refuse_other_classes(test: Listed, known: set[str], where: str) -> None:
     for name, label in zip(test.names, test.labels, strict=True):
         if label not in known:
             raise InputError(f"{where}: {name} has the class {label}, which no training image has")
@@ -287,6 +311,10 @@ def refuse(skipped: Skipped, name: str) -> NoReturn:
         f"{name}: {skipped.path} cannot be read ({skipped.reason}); without --strict it would be "
         "left out"
     )
+
+
+def _without_class(part: Listed) -> list[Skipped]:
+    return [Skipped(name, "lies in no folder of a class") for name in part.loose]
 
 
 def free_memory() -> int:
@@ -341,7 +369,8 @@ def _decoded(
         content = content_of(part.paths[i])
         pixels = reader.decode(content)
         raw = content if isinstance(content, bytes) else content.tobytes()
-        sums[i] = f"{part.names[i]} {len(raw)} {zlib.crc32(raw)}"
+        # Without its name, which depends on how the source is spelt: hf:FOLDER or hf:/FOLDER.
+        sums[i] = f"{len(raw)} {zlib.crc32(raw)}"
         if keep:
             room[i] = pixels
             return

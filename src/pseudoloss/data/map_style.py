@@ -24,6 +24,8 @@ def dataset_items(source: Any, where: str, progress: Progress = no_progress) -> 
     """The items of a data set. Where it has no `targets`, each is asked for its label."""
     rows = Rows(source.__getitem__, where)
     classes = _of(source, "classes")
+    if classes is not None and len(set(map(str, classes))) < len(classes):
+        raise InputError(f"{where}: two classes have the same name")
     targets = None if _of(source, "target_transform") else _of(source, "targets")
     files = _of(source, "samples")
     items, labels = [], []

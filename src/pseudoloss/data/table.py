@@ -1,5 +1,7 @@
 """A table of images: CSV or Parquet, a row an image."""
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from pseudoloss.config import did_you_mean
 from pseudoloss.data.folder import PARTS
 from pseudoloss.data.listing import Listed, Options, name_of
 from pseudoloss.errors import InputError
+from pseudoloss.files import at_home
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -22,7 +25,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
             flag = "--path-column" if name == options.path_column else "--label-column"
             hint = did_you_mean(name, map(str, rows.columns))
             raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
-    places = _texts(rows[options.path_column], options.path_column, where)
+    places = _files(rows, options.path_column, path.parent, where)
     labels = [
         label.strip() for label in _texts(rows[options.label_column], options.label_column, where)
     ]
@@ -48,7 +51,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
     for part in ("train", "val", "test"):
         chosen = [i for i, split in enumerate(splits) if split == part]
         if chosen:
-            files = [root / places[i] for i in chosen]
+            files = [places[i] for i in chosen]
             parts[part] = Listed(
                 tuple(files),
                 tuple(name_of(file, root) for file in files),
@@ -66,7 +69,17 @@ def table_files(path: Path, column: str, where: str) -> list[Path]:
         raise InputError(
             f"{where}: has no column {column}{did_you_mean(column, map(str, rows.columns))}"
         )
-    return [path.parent / Path(text).expanduser() for text in _texts(rows[column], column, where)]
+    return _files(rows, column, path.parent, where)
+
+
+def _files(rows: pd.DataFrame, column: str, root: Path, where: str) -> list[Path]:
+    """A column as files. ~ is the home; spaces around a name belong to it if such a file exists."""
+    found = []
+    for text in _texts(rows[column], column, where):
+        exact = root / at_home(text)
+        is_clean = text == text.strip() or os.path.exists(exact)  # noqa: PTH110, of any name
+        found.append(exact if is_clean else root / at_home(text.strip()))
+    return found
 
 
 def _read(path: Path, where: str) -> pd.DataFrame:
@@ -74,7 +87,13 @@ def _read(path: Path, where: str) -> pd.DataFrame:
         if path.suffix.lower() == ".parquet":
             return pd.read_parquet(path)
         separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8")
+        # With the header as a row, a row that is longer than it is an error. Otherwise pandas takes
+        # the first column of such a table for an index, and each of the others for its neighbour.
+        rows = pd.read_csv(
+            path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
+        )
+        rows.columns = rows.iloc[0].str.strip()
+        return rows[1:].loc[:, ~rows.columns.duplicated()]
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except ImportError:
@@ -83,6 +102,13 @@ def _read(path: Path, where: str) -> pd.DataFrame:
         ) from None
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        longer = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason)
+        if longer:
+            columns, line, fields = map(int, longer.groups())
+            raise InputError(
+                f"{where}: row {line - 1} has {fields} fields, but there are {columns} columns; "
+                "a field that contains the separator wants quotes around it"
+            ) from None
         raise InputError(f"{where}: cannot be read ({' '.join(reason.split())[:200]})") from None
 
 
