@@ -89,8 +89,8 @@ def classes_lost(memory: Memory, given_N: Tensor, classes: Sequence[str]) -> str
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return (
         f"stage 1 takes every label of the class {lost[0]}{more} for wrong. A rare class can be "
-        "lost so: the network has not learnt it when its labels are judged. If they are right, try a "
-        "longer --warmup or a higher --threshold, or find more images of it."
+        "lost so: the network has not learnt it when its labels are judged. If they are right, try "
+        "a longer --warmup or a higher --threshold, or find more images of it."
     )
 
 
