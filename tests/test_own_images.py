@@ -368,7 +368,7 @@ def test_a_rare_class_is_learnt():
 @pytest.mark.parametrize("warmup", [None, 6])
 @pytest.mark.parametrize("seconds", [1, 50, 500, 12345])
 def test_epochs_fit_into_the_time(warmup, seconds):
-    pace = Pace(warm_up=1, main=3, track=0.5, validate=0.25)
+    pace = Pace(warm_up=1, main=3, track=0.5, validate=0.25, ready=0)
     settings = Settings(epochs=40, warmup=warmup)
     epochs = epochs_in(pace, settings, seconds)
     assert epochs == 2 or pace.of(settings, epochs) <= seconds
@@ -394,7 +394,7 @@ def test_the_pace_counts_the_way_of_the_images(photos, monkeypatch):
     data, _ = listing.read(Reader(3, (8, 8)), 8, "files", strict=False)
     with Session(data, request(None, None, QUICK).settings("default"), Silent()) as session:
         pace = measure_pace(session)
-    assert pace == pytest.approx((3, 3, 1, 8 / 56))  # 56 images: three batches, or one part
+    assert pace == pytest.approx((3, 3, 1, 8 / 56, 0))  # 56 images: three batches, or one part
 
 
 def test_a_budget_of_time_chooses_the_epochs(tiny_source, tmp_path):

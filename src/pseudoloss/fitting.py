@@ -16,7 +16,8 @@ from pseudoloss.tracking import predict
 STEPS = 8  # an epoch should have at least so many
 UNEVEN = 2  # a class with so many times the images of another makes a set imbalanced
 CPU_EPOCHS = 30  # where there is no GPU, and nobody has asked for more
-UNTIMED, TIMED = 5, 5  # steps that are not timed (compilers work in them), and that are
+UNTIMED = 5  # steps on a GPU before others are timed: compilers work in them
+TIMED = 5
 TRACKED = 3.0  # seconds of a tracking pass that are timed
 MOST = 10_000  # epochs
 
@@ -61,12 +62,13 @@ def fit_to_data(counts: Mapping[str, int], usual: Settings) -> dict[str, Any]:
 
 
 class Pace(NamedTuple):
-    """Seconds that an epoch takes, images on their way to the device included."""
+    """Seconds of the parts of an epoch, images on their way to the device included."""
 
     warm_up: float
     main: float
     track: float
     validate: float
+    ready: float  # once a run: what the first steps take longer than others
 
     def of(self, settings: Settings, epochs: int) -> float:
         """Seconds of so many epochs."""
@@ -92,20 +94,23 @@ def measure_pace(session: Session) -> Pace:
             : session.order_SB.numel()
         ].view_as(session.order_SB)
     )
-    step_seconds = []
+    untimed = UNTIMED if session.device.type == "cuda" else 1
+    step_seconds, ready = [], 0.0
     for step in (session.warm_up_step, session.main_step):
         session.network.train()
         session._draw(chance)
         session.step.zero_()
-        order_SB = session.order_SB[: UNTIMED + TIMED]
-        start = time.monotonic()
+        order_SB = session.order_SB[: untimed + TIMED]
+        before = min(untimed, len(order_SB) - 1)
+        begun = start = time.monotonic()
         for i, _ in enumerate(session.pixels.batches(order_SB)):
             step()
             session.loss_sum.item()  # waits for the device
-            if i + 1 == min(UNTIMED, len(order_SB) - 1):
+            if i + 1 == before:
                 start = time.monotonic()
-        timed = max(len(order_SB) - UNTIMED, 1)
-        step_seconds.append((time.monotonic() - start) / timed)
+        seconds = (time.monotonic() - start) / (len(order_SB) - before)
+        step_seconds.append(seconds)
+        ready += max(start - begun - before * seconds, 0)
     seen, start = 0, time.monotonic()
     for logits_BC in predict(session.network, session.views, session.pixels):
         logits_BC[0, 0].item()
@@ -115,7 +120,7 @@ def measure_pace(session: Session) -> Pace:
     image = (time.monotonic() - start) / seen
     test = len(session.data.test) if session.data.test else 0
     warm_up, main = (seconds * session.steps for seconds in step_seconds)
-    return Pace(warm_up, main, image * len(session.pixels), image * test)
+    return Pace(warm_up, main, image * len(session.pixels), image * test, ready)
 
 
 def epochs_in(pace: Pace, settings: Settings, seconds: float) -> int:

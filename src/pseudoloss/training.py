@@ -185,9 +185,9 @@ def in_time(
     teller.progress("timing a few steps", 0, 1)
     begun = time.monotonic()
     with Session(data, settings, teller) as session:
+        built = time.monotonic() - begun
         pace = measure_pace(session)
-    # Building a session and its first steps come once more.
-    left = 60 * minutes - (2 * time.monotonic() - begun - started)
+    left = 60 * minutes - (time.monotonic() - started) - built - pace.ready
     epochs = epochs_in(pace, settings, MARGIN * left)
     warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
     chosen = replace(settings, epochs=epochs, warmup=warmup)
