@@ -239,7 +239,7 @@ def preprocessing(description: Description, form: Format) -> dict[str, Any]:
             "height": H,
             "width": W,
             "how": f"{fits[description.fit]}; nothing where it has that size",
-            "jpeg": f"opened with image.draft(None, ({2 * W}, {2 * H})), which may decode a large "
+            "jpeg": f"opened with image.draft(None, ({W}, {H})), which may decode a large "
             "one at a half, a quarter or an eighth of its size",
         },
         "crop": {"top": top, "left": left, "height": height, "width": width},

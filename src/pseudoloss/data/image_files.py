@@ -80,7 +80,7 @@ class Reader:
         with _open(content) as image:
             try:
                 if image.format in ("JPEG", "MPO"):  # its decoder can make it smaller on the way
-                    image.draft(None, (2 * self.size[1], 2 * self.size[0]))
+                    image.draft(None, (self.size[1], self.size[0]))
                 return self.pixels(image)
             except Exception as error:  # PIL's plugins raise whatever they like
                 raise UnreadableError(_reason(error)) from None
