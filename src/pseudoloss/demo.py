@@ -44,7 +44,7 @@ def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
         f"Look next at [bold]{folder / 'pls' / 'labels.csv'}[/bold]: "
         "for every image, is its label wrong, and what would be right?\n"
         "Then train on your own images:\n"
-        "  pseudoloss train FILE.npz --out run      (images and labels; see docs/data.md)\n"
+        "  pseudoloss train photos/ --out run      (a folder a class; see docs/tutorial.md)\n"
         "  pseudoloss train --help",
         soft_wrap=True,
     )
