@@ -41,7 +41,7 @@ from torchvision.datasets import ImageFolder
 import machine
 from pseudoloss.choices import choose_reader
 from pseudoloss.config import Settings, request
-from pseudoloss.data import Data, find_source
+from pseudoloss.data import Data, Options, find_source
 from pseudoloss.methods import Batch, Shown
 from pseudoloss.methods.mixup import mix
 from pseudoloss.progress import Silent
@@ -100,10 +100,10 @@ class Busy:
 
 
 def read(folder: Path, settings: Settings) -> Data:
-    listing = find_source(str(folder))
+    listing = find_source(str(folder), Options(hold_out=0))  # ImageFolder holds none out
     assert not isinstance(listing, Data)
     reader, seen = choose_reader(listing, settings, "crop")
-    return replace(listing, test=None).read(reader, seen, settings.images, strict=True)[0]
+    return listing.read(reader, seen, settings.images, strict=True)[0]
 
 
 def timed(epoch: Any, images: int, device: torch.device, turns: int) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.quick:
-        args.photos, args.network, args.batch_size, args.turns = 40, "resnet10t", 8, 1
+        args.photos, args.network, args.batch_size, args.turns = 80, "resnet10t", 8, 1
     values = {
         "network": args.network,
         "batch_size": args.batch_size,

@@ -15,7 +15,7 @@ Every setting is a flag of `pseudoloss train`, a keyword of `pl.train` and a par
 then from a file (`--config FILE.toml`, with lines such as `epochs = 100`), then from flags. An
 unknown name is an error. `pseudoloss train --preset NAME --help` shows the values of a preset.
 
-For folders and tables of images some values are made to fit the data where you name none: the
+For images of your own some values are made to fit the data where you name none: the
 batch size (at least eight steps an epoch; the learning rate goes with it), the prior of the class
 balance (that of the given labels, where one class has twice the images of another), the image size
 and normalisation (those of the network's weights), and on a CPU a small network. The run says what
@@ -51,7 +51,7 @@ WHEN = {
     "balance": "Lower if rare classes are predicted too often; 0 where shares are unknown.",
     "balance_prior": "Imbalanced classes: given. Chosen by itself for folders and tables.",
     "correct": "Ablation.",
-    "contrast": "Ablation; off saves a quarter of the time.",
+    "contrast": "Ablation; off is quicker.",
     "trust_in_classification": "Ablation.",
     "trust_in_contrast": "Ablation.",
     "mixup": "Ablation; off where mixed images make no sense.",

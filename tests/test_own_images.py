@@ -210,7 +210,7 @@ def test_a_file_that_is_lost_on_the_way_does_not_end_the_run(photos, tmp_path, m
     run = pl.train(photos, quiet=True, images="files", hold_out=0, **QUICK)
     assert run.finished
     (notice,) = [n["text"] for n in run.summary["notices"] if n["kind"] == "files"]
-    assert "1 files cannot be read any more (the first: cat/003.png)" in notice
+    assert "1 file cannot be read any more (the first: cat/003.png)" in notice
 
 
 def test_many_lost_files_end_the_run(photos, monkeypatch):
@@ -284,6 +284,8 @@ def test_normalisation_comes_with_the_weights(tiny_source, tmp_path):
         ((250, 250, 250, 100), {}, {"balance_prior": "given"}),
         ((3,) * 4, {}, {"batch_size": 2}),
         ((3,) * 4, {"accumulate": 4}, {"batch_size": 8}),
+        ((3,) * 4, {"accumulate": 4, "batch_size": 40}, {"batch_size": 20}),
+        ((3,) * 4, {"accumulate": 4, "batch_size": 20}, {}),
         ((30,) * 4, {"batch_size": 50}, {"batch_size": 25}),
     ],
 )

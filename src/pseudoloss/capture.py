@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from pseudoloss.errors import first_line
+
 PLAIN_CALLS = 3  # before recording: libraries choose their algorithms and allocate in these
 
 Result = TypeVar("Result")
@@ -48,7 +50,7 @@ def first_try(fast: Call[Result], plain: Call[Result], on_failure: Failed) -> Ca
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            on_failure(_first_line(error))
+            on_failure(first_line(error))
             chosen = plain
             result = plain()
         return result
@@ -113,8 +115,8 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
             except RuntimeError as error:
                 # A recording that fails leaves torch in a state in which no other succeeds.
                 torch.cuda.set_stream(before)
-                _broken.append(_first_line(error))
-                on_failure(_first_line(error))
+                _broken.append(first_line(error))
+                on_failure(first_line(error))
                 graph = None
         if graph is None:
             return _beside(call, stream)
@@ -134,7 +136,3 @@ def _beside(call: Call[Result], stream: torch.cuda.Stream) -> Result:
         result = call()
     torch.cuda.current_stream().wait_stream(stream)
     return result
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,5 +1,7 @@
 """What can go wrong, in two kinds: the user's input, and the training itself."""
 
+import re
+
 
 class InputError(ValueError):
     """Something the user gave is wrong: a flag, a file, an array.
@@ -20,3 +22,9 @@ class TrainingError(RuntimeError):
 class ExportError(TrainingError):
     """A model could not be exported, or what was exported says something else than the model.
     Nothing is left behind."""
+
+
+def first_line(error: Exception) -> str:
+    """What an error of others says, in one line and in no colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return text.strip().partition("\n")[0] or type(error).__name__

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pseudoloss import __version__
 from pseudoloss.data import image_files
-from pseudoloss.errors import ExportError, InputError
+from pseudoloss.errors import ExportError, InputError, first_line
 from pseudoloss.files import as_path, new_folder, refuse_existing, write_bytes, write_json
 from pseudoloss.labels import estimated_noise
 from pseudoloss.model import Description, Model, load_model
@@ -98,7 +98,7 @@ def export_run(
             others = " or ".join(name for name in FILES if name != form)
             raise ExportError(
                 f"--format {form}: {model.description.network} cannot be exported so "
-                f"({_first_line(error)}); try --format {others}"
+                f"({first_line(error)}); try --format {others}"
             ) from None
         difference = compare(draft / FILES[form], form, model)
         write_json(draft / "classes.json", list(model.classes))
@@ -458,7 +458,3 @@ def _some(names: tuple[str, ...]) -> str:
 def _escaped(text: str) -> str:
     """Fit for a line and a table of Markdown."""
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__

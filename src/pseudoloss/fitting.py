@@ -50,9 +50,9 @@ def choose_settings(found: Data | Listing, asked: Request) -> Chosen:
 def fit_to_data(counts: Mapping[str, int], usual: Settings) -> dict[str, Any]:
     """Settings that fit so many images of each class better than a preset does."""
     found: dict[str, Any] = {}
-    images, least = sum(counts.values()), 2 * usual.accumulate
-    batch_size = usual.batch_size
-    while batch_size // 2 >= least and batch_size % 2 == 0 and images < STEPS * batch_size:
+    images, parts, batch_size = sum(counts.values()), usual.accumulate, usual.batch_size
+    # Halves that still make whole parts, of two images at least.
+    while images < STEPS * batch_size and batch_size % (2 * parts) == 0 and batch_size >= 4 * parts:
         batch_size //= 2
     if batch_size != usual.batch_size:
         found["batch_size"] = batch_size

@@ -98,7 +98,8 @@ def lost_files(names: Sequence[str]) -> str | None:
     """Files that were there when the run began."""
     if not names:
         return None
+    files = "1 file" if len(names) == 1 else f"{len(names):,} files"
     return (
-        f"{len(names):,} files cannot be read any more (the first: {names[0]}), and black images "
-        "take their places"
+        f"{files} cannot be read any more (the first: {names[0]}), and black images take the place "
+        "of what is lost"
     )

@@ -3,7 +3,6 @@
 Shapes: B images, C classes, D dimensions of the contrastive space.
 """
 
-import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pseudoloss.config import OWN, did_you_mean
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, first_line
 from pseudoloss.layers import Beside, Folded, Fused, Plain, weights_in
 
 PLAIN = Plain()
@@ -264,11 +263,11 @@ def _timm_backbone(
     except Exception as error:  # timm and its hub raise many kinds
         if not pretrained:
             raise InputError(
-                f"--network {name}: timm could not build it ({_first_line(error)})"
+                f"--network {name}: timm could not build it ({first_line(error)})"
             ) from None
         raise InputError(
             f"--weights pretrained: the weights of {name} could not be had "
-            f"({_first_line(error)}). Two ways out: --weights FILE with weights that were "
+            f"({first_line(error)}). Two ways out: --weights FILE with weights that were "
             "downloaded elsewhere, or training from scratch: --preset scratch, or --weights none"
         ) from None
     if weights is not None and not pretrained:
@@ -279,7 +278,7 @@ def _timm_backbone(
             features = backbone(torch.zeros(1, channels, *size)).shape[-1]
     except Exception as error:
         raise InputError(
-            f"--network {name}: does not take images of {size[0]}×{size[1]} ({_first_line(error)})"
+            f"--network {name}: does not take images of {size[0]}×{size[1]} ({first_line(error)})"
         ) from None
     return backbone.train(), features
 
@@ -320,7 +319,7 @@ def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises whatever it likes
-        raise InputError(f"{where}: not a file of weights ({_first_line(error)})") from None
+        raise InputError(f"{where}: not a file of weights ({first_line(error)})") from None
     for key in ("state_dict_ema", "state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
@@ -334,7 +333,7 @@ def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
         try:
             found = fit(found, backbone)
         except Exception as error:  # made for its own files
-            raise InputError(f"{where}: not the weights of {name} ({_first_line(error)})") from None
+            raise InputError(f"{where}: not the weights of {name} ({first_line(error)})") from None
     for key, tensor in wanted.items():
         if key not in found and not key.endswith("num_batches_tracked"):
             raise InputError(f"{where}: not the weights of {name} ({key} is missing)")
@@ -345,8 +344,3 @@ def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
                 f"wanted is {shapes[1]})"
             )
     backbone.load_state_dict({key: found.get(key, tensor) for key, tensor in wanted.items()})
-
-
-def _first_line(error: Exception) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # torch writes some of them in bold
-    return text.strip().partition("\n")[0] or type(error).__name__

@@ -163,10 +163,11 @@ def prepare(
         settings = asked.resume(recorded.settings)
     else:
         settings, fitting = choose_settings(found, asked)
+        if fitting or isinstance(found, Listing):
+            teller.say(wording.chosen(asked.preset or found.preset, fitting))
     if isinstance(found, Listing):
         reader, seen = choose_reader(found, settings, options.fit)
         if not recorded:
-            teller.say(wording.chosen(asked.preset or found.preset, fitting))
             check_weights(settings.network, settings.weights, reader.channels, seen)
         data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
         check_trainable(data.train, data.name)
