@@ -144,6 +144,44 @@ def test_first_convolution(channels):
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize(("groups", "free"), [(1, 0), (3, 1), (2, 2)])
+def test_first_convolution_with_its_norm(channels, groups, free):
+    """As plain layers on one group after another, though the convolution is never written."""
+    torch.manual_seed(channels)
+    conv = nn.Conv2d(channels, 20, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
+    norm = norm_of(20)
+    exact_conv, exact_norm = copy.deepcopy(conv).double(), copy.deepcopy(norm).double()
+    x = image(4 * groups, channels, 7, 5, shift=0.5)
+    towards = image(4 * (groups - free), 20, 7, 5)
+
+    def results(out, conv, norm):
+        inputs = [conv.weight, norm.weight, norm.bias]
+        loss = (out[4 * free :] * towards).sum()
+        gradients = torch.autograd.grad(loss, inputs) if free < groups else ()
+        return [out, *gradients, *norm.buffers()]
+
+    parts = [Plain().first_norm_relu(exact_conv, exact_norm, g) for g in x.double().chunk(groups)]
+    expected = results(torch.cat(parts), exact_conv, exact_norm)
+    flow = fused(conv, groups=groups, free=free).first_norm_relu(conv, norm, x)
+    found = results(torch.cat([flow.images[: 4 * free], flow.graded]), conv, norm)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), atol=2e-5, rtol=2e-5)
+
+    with torch.no_grad():
+        out = Folded([conv], torch.float32).first_norm_relu(conv, norm.eval(), x)
+        plain = Plain().first_norm_relu(conv, norm, x)
+    torch.testing.assert_close(out, plain, atol=2e-5, rtol=2e-5)
+
+
+def test_first_convolution_with_its_norm_keeps_nan():
+    conv = nn.Conv2d(3, C, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
+    x = image(4, 3, SIZE, SIZE)
+    x[0, 0, 0, 0] = torch.nan
+    out = fused(conv).first_norm_relu(conv, nn.BatchNorm2d(C), x)
+    assert out.images.isnan().all()
+
+
 @pytest.mark.parametrize("size", [(8, 8), (7, 5)])
 def test_downsample(size):
     conv = nn.Conv2d(C, 12, 3, 2, 1, bias=False)

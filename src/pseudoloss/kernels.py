@@ -22,6 +22,7 @@ PROGRAMS = 132 * 2  # enough to keep a large GPU busy, for sums
 WARPS = 8
 STAGES = 4
 FEW = 8  # channels whose parts a program adds up
+ROWS = 64  # of patches that a program multiplies at a time
 PARTS = 512  # ... so many at a time: all of them; one size, as each is compiled anew
 
 
@@ -241,7 +242,8 @@ def _patches(
     x, out, pixels, height, width,
     C: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The 3×3 neighbourhood of each pixel as a row of 9·C values, filled up with zeros to K."""
+    """The 3×3 neighbourhood of each pixel as a row of 9·C values, then a one, filled up with zeros
+    to K."""
     pixel = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     k = tl.arange(0, K)
     row, column = (pixel // width) % height, pixel % width
@@ -251,11 +253,139 @@ def _patches(
     inside &= (pixel < pixels)[:, None]
     there = (pixel[:, None] + (down * width + across)[None, :]) * C + (k % C)[None, :]
     value = tl.load(x + there, inside, 0.0)
+    value = tl.where((k == 9 * C)[None, :], 1.0, value)
     tl.store(
         out + pixel[:, None] * K + k[None, :],
         value.to(out.dtype.element_ty),
         (pixel < pixels)[:, None],
     )
+
+
+@triton.jit
+def _products(
+    a, b, out, product_GPAK, rows, A, parts,
+    RELU: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BA: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Partial sums over the rows of a (A wide) times b (K wide). RELU: of a where `out` was let
+    through."""
+    part, g = tl.program_id(0), tl.program_id(2)
+    i = tl.program_id(1) * BA + tl.arange(0, BA)
+    k = tl.arange(0, K)
+    first = g.to(tl.int64) * rows
+    total = tl.zeros([BA, K], tl.float32)
+    for start in tl.range(part * R, rows, parts * R, num_stages=STAGES):
+        r = start + tl.arange(0, R)
+        at = (first + r)[:, None] * A + i[None, :]
+        inside = (r < rows)[:, None] & (i < A)[None, :]
+        left = tl.load(a + at, inside, 0.0)
+        if RELU:
+            left = tl.where(tl.load(out + at, inside, 0.0) == 0, 0.0, left)  # keeps NaN
+        right = tl.load(b + (first + r)[:, None] * K + k[None, :], (r < rows)[:, None], 0.0)
+        total = tl.dot(tl.trans(left.to(b.dtype.element_ty)), right, total, input_precision="ieee")
+    mine = ((g * parts + part) * A + i)[:, None] * K + k[None, :]
+    tl.store(product_GPAK + mine, total, (i < A)[:, None])
+
+
+@triton.jit
+def _linear_moments(square_GKK, weight_CK, g, rows, ONE: tl.constexpr, K: tl.constexpr):
+    """Of the patches of a group: their mean; of what some weights make of them: the mean, the
+    covariance with the patches, and the variance.
+
+    Nothing but the weights lies between, so all follows from the sums of the patches' products,
+    among which, by their ones, are their sums.
+    """
+    k = tl.arange(0, K)
+    at = square_GKK + g * K * K + k * K
+    mean_K = tl.load(at + ONE) / rows
+    covariance_KK = tl.load(at[:, None] + k[None, :]) / rows - mean_K[:, None] * mean_K[None, :]
+    mean = tl.sum(weight_CK * mean_K[None, :], 1)
+    with_K = tl.sum(weight_CK[:, :, None] * covariance_KK[None, :, :], 1)
+    variance = tl.sum(weight_CK * with_K, 1)
+    return mean_K, mean, with_K, tl.where(variance < 0, 0.0, variance)  # keeps NaN
+
+
+@triton.jit
+def _first_moments(
+    square_GKK, weight_CK, norm_weight, norm_bias, scale_GC, shift_GC,
+    running_mean, running_var, batches, rows, C, momentum, eps,
+    G: tl.constexpr, ONE: tl.constexpr, K: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """What the norm behind the first convolution multiplies with and adds, for each group; and the
+    running statistics, moved by one group after another."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    k = tl.arange(0, K)
+    weight = tl.load(weight_CK + c[:, None] * K + k[None, :], (c < C)[:, None], 0.0)
+    weight = weight.to(tl.float32)
+    gamma = tl.load(norm_weight + c, c < C, 0.0)
+    beta = tl.load(norm_bias + c, c < C, 0.0)
+    average = tl.load(running_mean + c, c < C, 0.0)
+    spread = tl.load(running_var + c, c < C, 0.0)
+    for g in range(G):
+        _, mean, _, variance = _linear_moments(square_GKK, weight, g, rows, ONE, K)
+        scale = gamma / tl.sqrt(variance + eps)
+        tl.store(scale_GC + g * C + c, scale, c < C)
+        tl.store(shift_GC + g * C + c, beta - mean * scale, c < C)
+        average += momentum * (mean - average)
+        spread += momentum * (variance * (rows / (rows - 1.0)) - spread)
+    tl.store(running_mean + c, average, c < C)
+    tl.store(running_var + c, spread, c < C)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + G)
+
+
+@triton.jit
+def _first_apply(
+    patches, weight_CK, scale_GC, shift_GC, out, rows, C,
+    K: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """ReLU of the normalised convolution."""
+    g = tl.program_id(2)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    k = tl.arange(0, K)
+    r = tl.program_id(0) * R + tl.arange(0, R)
+    at = g.to(tl.int64) * rows + r
+    pixels = tl.load(patches + at[:, None] * K + k[None, :], (r < rows)[:, None], 0.0)
+    weight = tl.load(weight_CK + c[None, :] * K + k[:, None], (c < C)[None, :], 0.0)
+    scale = tl.load(scale_GC + g * C + c, c < C, 0.0)[None, :]
+    shift = tl.load(shift_GC + g * C + c, c < C, 0.0)[None, :]
+    y = tl.dot(pixels, weight, input_precision="ieee") * scale + shift
+    tl.store(
+        out + at[:, None] * C + c[None, :],
+        tl.where(y < 0, 0.0, y).to(out.dtype.element_ty),  # keeps NaN
+        (r < rows)[:, None] & (c < C)[None, :],
+    )
+
+
+@triton.jit
+def _first_gradient(
+    square_GKK, product_GCK, weight_CK, norm_weight, d_weight_CK, d_norm_weight, d_norm_bias,
+    rows, C, eps,
+    G: tl.constexpr, ONE: tl.constexpr, K: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the convolution's weight and of the norm's, from the sums of the gradient behind
+    the ReLU times the patches."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    k = tl.arange(0, K)
+    inside = (c < C)[:, None]
+    weight = tl.load(weight_CK + c[:, None] * K + k[None, :], inside, 0.0).to(tl.float32)
+    gamma = tl.load(norm_weight + c, c < C, 0.0)
+    d_weight = tl.zeros([BC, K], tl.float32)
+    d_gamma = tl.zeros([BC], tl.float32)
+    d_beta = tl.zeros([BC], tl.float32)
+    for g in range(G):
+        mean_K, mean, with_K, variance = _linear_moments(square_GKK, weight, g, rows, ONE, K)
+        rstd = 1 / tl.sqrt(variance + eps)
+        at = product_GCK + (g * C + c) * K
+        product = tl.load(at[:, None] + k[None, :], inside, 0.0)
+        total = tl.load(at + ONE, c < C, 0.0)
+        slope = (tl.sum(weight * product, 1) - mean * total) * rstd
+        d_y = product - total[:, None] * mean_K[None, :] - (slope * rstd)[:, None] * with_K
+        d_weight += (gamma * rstd)[:, None] * d_y
+        d_gamma += slope
+        d_beta += total
+    tl.store(d_weight_CK + c[:, None] * K + k[None, :], d_weight, inside)
+    tl.store(d_norm_weight + c, d_gamma, c < C)
+    tl.store(d_norm_bias + c, d_beta, c < C)
 
 
 # ------------------------------------------------------------------------------------ calls
@@ -362,13 +492,87 @@ def _for_every_second(x: Tensor, small: Tensor, add: bool) -> None:
 
 
 def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The 3×3 neighbourhoods of every pixel: (pixels, K), the taps first and channels last."""
+    """The 3×3 neighbourhoods of every pixel: (pixels, K), the taps first and channels last, then a
+    one, then zeros."""
     B, C, height, width = x.shape
     pixels = B * height * width
-    K = triton.next_power_of_2(9 * C)
+    K = triton.next_power_of_2(9 * C + 1)
     out = x.new_empty((pixels, K), dtype=dtype)
     R = TILE // K
     _patches[(triton.cdiv(pixels, R),)](x, out, pixels, height, width, C, K, R)
+    return out
+
+
+def first_norm_relu(
+    norm: nn.BatchNorm2d, patches: Tensor, weight_CK: Tensor, ones: int, groups: int
+) -> tuple[Tensor, Tensor]:
+    """The ReLU of the norm of a convolution, in training: (pixels, C); and, of each group, the sums
+    of the patches' products with each other, which its statistics are made of.
+
+    `ones`: the column of the patches that holds them. The convolution itself is never written.
+    """
+    (C, K), M = weight_CK.shape, len(patches) // groups
+    square_GKK = _multiplied(patches, patches, None, groups)
+    scale, shift = patches.new_empty((2, groups, C), dtype=torch.float32)
+    _first_moments[(triton.cdiv(C, FEW),)](
+        square_GKK, weight_CK, norm.weight, norm.bias, scale, shift, norm.running_mean,
+        norm.running_var, norm.num_batches_tracked, M, C, norm.momentum, norm.eps,
+        groups, ones, K, FEW,
+    )  # fmt: skip
+    return _apply_first(patches, weight_CK, scale, shift), square_GKK
+
+
+def first_norm_relu_running(norm: nn.BatchNorm2d, patches: Tensor, weight_CK: Tensor) -> Tensor:
+    """The ReLU of the norm of a convolution, by the running statistics."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    shift = norm.bias - norm.running_mean * scale
+    return _apply_first(patches, weight_CK, scale[None], shift[None])
+
+
+def first_norm_relu_gradient(
+    norm: nn.BatchNorm2d,
+    d_out: Tensor,
+    out: Tensor,
+    patches: Tensor,
+    weight_CK: Tensor,
+    ones: int,
+    square_GKK: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the convolution's weight and of the norm's weight and bias."""
+    (C, K), G = weight_CK.shape, len(square_GKK)
+    product_GCK = _multiplied(d_out, patches, out, G)
+    d_weight = torch.empty_like(weight_CK, dtype=torch.float32)
+    d_norm = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
+    _first_gradient[(triton.cdiv(C, FEW),)](
+        square_GKK, product_GCK, weight_CK, norm.weight, d_weight, *d_norm,
+        len(patches) // G, C, norm.eps, G, ones, K, FEW,
+    )  # fmt: skip
+    return d_weight, *d_norm
+
+
+def _multiplied(a: Tensor, b: Tensor, out: Tensor | None, groups: int) -> Tensor:
+    """aᵀb of each group, in float32; of a where `out` is not zero."""
+    (_, A), (rows, K) = a.shape, b.shape
+    M, BA = rows // groups, max(16, min(CHANNELS, triton.next_power_of_2(A)))
+    blocks = triton.cdiv(A, BA)
+    P = max(1, min(triton.cdiv(M, ROWS), 2 * PROGRAMS // (groups * blocks)))
+    parts = a.new_empty((groups, P, A, K), dtype=torch.float32)
+    _products[(P, blocks, groups)](
+        a, b, out, parts, M, A, P, out is not None, K, ROWS, BA, 2, num_warps=4
+    )
+    return parts.sum(1)
+
+
+def _apply_first(patches: Tensor, weight_CK: Tensor, scale_GC: Tensor, shift_GC: Tensor) -> Tensor:
+    G, C = scale_GC.shape
+    M = len(patches) // G
+    BC = max(16, min(CHANNELS, triton.next_power_of_2(C)))
+    out = patches.new_empty((len(patches), C))
+    _first_apply[(triton.cdiv(M, ROWS), triton.cdiv(C, BC), G)](
+        patches, weight_CK, scale_GC, shift_GC, out, M, C, patches.shape[1], ROWS, BC, num_warps=4
+    )
     return out
 
 

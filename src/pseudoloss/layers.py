@@ -21,6 +21,9 @@ class Plain:
         """The first convolution, of the images themselves."""
         return conv(x)
 
+    def first_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Any:
+        return self.norm_relu(norm, self.first(conv, x))
+
     def conv(self, conv: nn.Conv2d, x: Any) -> Any:
         return conv(x)
 
@@ -66,7 +69,17 @@ class Folded(Plain):
         weight = self.weights[conv.weight]
         if not _few_channels(conv):
             return F.conv2d(x.to(self.dtype), weight, None, conv.stride, conv.padding)
-        return _first(x, weight)[0]
+        patches, weight_CK = _as_product(x, weight)
+        return _images(patches @ weight_CK.T, x)
+
+    def first_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+        if not _few_channels(conv):
+            return self.conv_norm_relu(conv, norm, x.to(self.dtype))
+        from pseudoloss import kernels
+
+        return _images(
+            kernels.first_norm_relu_running(norm, *_as_product(x, self.weights[conv.weight])), x
+        )
 
     def conv(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weights[conv.weight], None, conv.stride, conv.padding)
@@ -145,6 +158,13 @@ class Fused(Plain):
             x = x.to(weight.dtype)
             return self.conv(conv, Flow(x, x[at:]))
         return Flow(*_First.apply(x, weight, at, self.beside))  # type: ignore[no-untyped-call]
+
+    def first_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Flow:
+        if not _few_channels(conv):
+            return self.norm_relu(norm, self.first(conv, x))
+        at = len(x) // self.groups * self.free
+        weights = self.weights[conv.weight], norm.weight, norm.bias
+        return Flow(*_FirstNormRelu.apply(x, *weights, norm, self.groups, at))  # type: ignore[no-untyped-call]
 
     def conv(self, conv: nn.Conv2d, x: Flow) -> Flow:
         weight = self.weights[conv.weight]
@@ -234,7 +254,8 @@ class _First(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Beside
     ) -> tuple[Tensor, Tensor]:
-        out, patches = _first(x, weight)
+        patches, weight_CK = _as_product(x, weight)
+        out = _images(patches @ weight_CK.T, x)
         ctx.save_for_backward(patches[at * x[0, 0].numel() :], weight)
         ctx.beside = beside
         ctx.set_materialize_grads(False)
@@ -246,11 +267,48 @@ class _First(torch.autograd.Function):
         patches, weight = ctx.saved_tensors
 
         def of_weight(d_out: Tensor, patches: Tensor) -> Tensor:
-            d_filled = (_rows(d_out).T @ patches)[:, : weight[0].numel()]
-            d_weight = d_filled.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
-            return d_weight.contiguous(memory_format=torch.channels_last)
+            return _as_weight(_rows(d_out).T @ patches, weight)
 
         return None, ctx.beside(of_weight, gradients[1], patches), None, None
+
+
+class _FirstNormRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        norm_weight: Tensor,
+        norm_bias: Tensor,
+        norm: nn.BatchNorm2d,
+        groups: int,
+        at: int,
+    ) -> tuple[Tensor, Tensor]:
+        from pseudoloss import kernels
+
+        patches, weight_CK = _as_product(x, weight)
+        ones = weight[0].numel()
+        rows, square_GKK = kernels.first_norm_relu(norm, patches, weight_CK, ones, groups)
+        out = _images(rows, x)
+        free = groups * at // len(x)
+        ctx.save_for_backward(
+            out[at:], patches[at * x[0, 0].numel() :], weight, weight_CK, square_GKK[free:]
+        )
+        ctx.norm = norm
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(out)
+        return out, out[at:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from pseudoloss import kernels
+
+        out, patches, weight, weight_CK, square_GKK = ctx.saved_tensors
+        d_out = gradients[1].contiguous(memory_format=torch.channels_last)
+        d_weight, d_norm_weight, d_norm_bias = kernels.first_norm_relu_gradient(
+            *(ctx.norm, _rows(d_out), _rows(out), patches, weight_CK, weight[0].numel(), square_GKK)
+        )
+        return None, _as_weight(d_weight, weight), d_norm_weight, d_norm_bias, None, None, None
 
 
 class _Conv(torch.autograd.Function):
@@ -362,19 +420,26 @@ class _Downsample(torch.autograd.Function):
 
 
 def _few_channels(conv: nn.Conv2d) -> bool:
-    """Whether `_first` can compute it."""
+    """Whether `_as_product` can tell it."""
     return conv.kernel_size == (3, 3) and conv.stride == (1, 1) and conv.in_channels <= 3
 
 
-def _first(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A 3×3 convolution of few channels, as one matrix product; and the patches it is made of."""
+def _as_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A 3×3 convolution of few channels as patches of the images, and weights (C,K) to multiply
+    them with. Behind its values a patch has a one, whose weight is zero."""
     from pseudoloss import kernels
 
     x = x.contiguous(memory_format=torch.channels_last)
     patches = kernels.patches(x, weight.dtype)
-    filled = weight.new_zeros(len(weight), patches.shape[1])
-    filled[:, : weight[0].numel()] = weight.permute(0, 2, 3, 1).flatten(1)
-    return _images(patches @ filled.T, x), patches
+    weight_CK = weight.new_zeros(len(weight), patches.shape[1])
+    weight_CK[:, : weight[0].numel()] = weight.permute(0, 2, 3, 1).flatten(1)
+    return patches, weight_CK
+
+
+def _as_weight(d_weight_CK: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of those weights, as that of the convolution's."""
+    d_weight = d_weight_CK[:, : weight[0].numel()].view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
+    return d_weight.to(weight.dtype, memory_format=torch.channels_last)
 
 
 def _conv_gradient(d_out: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:

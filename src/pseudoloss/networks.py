@@ -172,9 +172,10 @@ class PreActResNet18(nn.Module):
         _start_convolutions(self)
 
     def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
-        x, skip = how.first(self.stem, x_BChw), None
-        if self.stem_norm is not None:
-            x = how.norm_relu(self.stem_norm, x)
+        if self.stem_norm is None:
+            x, skip = how.first(self.stem, x_BChw), None
+        else:
+            x, skip = how.first_norm_relu(self.stem, self.stem_norm, x_BChw), None
         for block in self.blocks:
             x, skip = block(x, skip, how)
         if self.final_norm is not None:
@@ -199,7 +200,7 @@ class SmallCNN(nn.Module):
 
     def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
         (first, *convs), (first_norm, *norms) = self.convs, self.norms
-        x = how.norm_relu(cast(Any, first_norm), how.first(cast(Any, first), x_BChw))
+        x = how.first_norm_relu(cast(Any, first), cast(Any, first_norm), x_BChw)
         for conv, norm in cast(Any, zip(convs, norms, strict=True)):
             x = how.conv_norm_relu(conv, norm, x)
         return how.pool(x)
