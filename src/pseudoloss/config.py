@@ -200,7 +200,11 @@ _WEB: dict[str, Any] = {
     "lr": 0.003,
     "weight_decay": 1e-3,
 }
-_CNWL: dict[str, Any] = {"warmup": 1}
+
+# The published numbers were made with this form (row 17); at 80% noise its warm-up may stay at
+# chance, where the standard form learns.
+_PAPER: dict[str, Any] = {"network": "preactresnet18-stemnorm"}
+_CNWL: dict[str, Any] = _PAPER | {"warmup": 1}
 
 # For one's own images: photographs with a network that has seen others, and small pictures without.
 _FINETUNE: dict[str, Any] = {
@@ -220,21 +224,20 @@ PRESETS: dict[str, dict[str, Any]] = {
     "scratch": _SCRATCH,
     "digits": _DIGITS,
     "digits-id40": _DIGITS | {"corrupt": "symmetric-exact:0.4"},
-    "cifar100-id0": {},
-    "cifar100-id20": {"corrupt": "symmetric:0.2"},
-    "cifar100-id40": {"corrupt": "symmetric:0.4"},
-    "cifar100-id50": {"corrupt": "symmetric:0.5"},
+    "cifar100-id0": _PAPER,
+    "cifar100-id20": _PAPER | {"corrupt": "symmetric:0.2"},
+    "cifar100-id40": _PAPER | {"corrupt": "symmetric:0.4"},
+    "cifar100-id50": _PAPER | {"corrupt": "symmetric:0.5"},
     "cifar100-id80": {"corrupt": "symmetric:0.8", "threshold": 0.5},
-    "cifar100-asym40": {"corrupt": "asymmetric:0.4"},
+    "cifar100-asym40": _PAPER | {"corrupt": "asymmetric:0.4"},
     **{
-        f"cifar100-{pool}-{out}-{inside}": {
-            "corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"
-        }
+        f"cifar100-{pool}-{out}-{inside}": _PAPER
+        | {"corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"}
         for pool in ("inet", "places")
         for out, inside in _OUT_AND_IN
     },
-    "cifar10n": {},
-    "cifar100n": {},
+    "cifar10n": _PAPER,
+    "cifar100n": _PAPER,
     **{f"cnwl-{noise}": _CNWL for noise in (20, 40, 60, 80)},
     "web-aircraft": _WEB,
     "web-bird": _WEB,

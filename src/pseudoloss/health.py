@@ -31,7 +31,7 @@ def warm_up_at_chance(memory: Memory, given_N: Tensor) -> str | None:
         f"the warm-up ended at chance: its predictions agree with {agreement:.1%} of the given "
         f"labels, naming the commonest class would agree with {chance:.1%}. The rest of the run "
         "will hardly recover. Try another --seed, a lower --lr or --weight-decay, a longer "
-        "--warmup, or --network preactresnet18 if you chose another."
+        "--warmup, or --network preactresnet18 if it is another."
     )
 
 
