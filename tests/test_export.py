@@ -175,21 +175,32 @@ def test_noisy_test_labels_and_the_choice_of_the_epoch_are_said():
     assert "not measured" in export._accuracy({"last": None}, best=False)[0]
 
 
-@pytest.mark.parametrize("fit", ["crop", "stretch"])
-def test_the_steps_are_those_of_the_reader(fit, tmp_path, photo):
-    """An independent form of preprocessing.json."""
+@pytest.mark.parametrize("fit", ["crop", "stretch", "published-crop", "published-stretch"])
+def test_the_steps_are_those_of_the_reader(fit, tmp_path):
+    """An independent form of preprocessing.json, on a large photograph that lies on its side."""
+    photo, exif = tmp_path / "photo.jpg", Image.Exif()
+    exif[0x0112] = 6
+    small = Image.fromarray(noise(1, 3, (6, 8))[0].transpose(1, 2, 0))
+    small.resize((200, 150), Image.Resampling.BICUBIC).save(photo, exif=exif)
     description = Description(
         "small-cnn", CLASSES, 3, (18, 20), (15, 16), (0.5,) * 3, (0.2,) * 3, 8, fit
     )
     steps = preprocessing(description, "onnx")
     resize, crop = steps["resize"], steps["crop"]
+    size, bicubic = (resize["width"], resize["height"]), Image.Resampling.BICUBIC
     with Image.open(photo) as image:
-        image.draft(None, (2 * resize["width"], 2 * resize["height"]))
-        image = ImageOps.exif_transpose(image).convert(steps["mode"])
-        size, bicubic = (resize["width"], resize["height"]), Image.Resampling.BICUBIC
-        fitted = (
-            ImageOps.fit(image, size, bicubic) if fit == "crop" else image.resize(size, bicubic)
-        )
+        if "draft" in resize["jpeg"]:
+            image.draft(None, size)
+        if "EXIF" in steps["orientation"]:
+            image = ImageOps.exif_transpose(image)
+        image = image.convert(steps["mode"])
+    if fit == "crop":
+        fitted = ImageOps.fit(image, size, bicubic)
+    elif fit == "published-crop":
+        fitted = image.resize((20 * 200 // 150, 20), Image.Resampling.BILINEAR)
+        fitted = fitted.crop((3, 1, 23, 19))
+    else:
+        fitted = image.resize(size, bicubic)
     array = np.asarray(fitted, dtype=np.float32)[
         crop["top"] : crop["top"] + crop["height"], crop["left"] : crop["left"] + crop["width"]
     ]

@@ -227,20 +227,27 @@ def preprocessing(description: Description, form: Format) -> dict[str, Any]:
         f"image, ({W}, {H}), PIL.Image.Resampling.BICUBIC)",
         "stretch": f"all of the image in another shape: image.resize(({W}, {H}), "
         "PIL.Image.Resampling.BICUBIC)",
+        "published-crop": f"the shorter side is brought to {max(H, W)} pixels, the other one "
+        "rounded down, PIL.Image.Resampling.BILINEAR; then the centre is kept",
     }
+    fits["published-stretch"] = fits["stretch"]
+    ours = description.fit not in image_files.PUBLISHED
+    pils = "as image.convert(mode) has it"
     return {
         "mode": "L" if C == 1 else "RGB",
         "channels": C,
-        "orientation": "turned as EXIF says",
-        "transparency": "on white",
-        "deep": "grey values of 16 bits or fractions are scaled to 0..255",
+        "orientation": "turned as EXIF says" if ours else "as it lies in the file",
+        "transparency": "on white" if ours else pils,
+        "deep": "grey values of 16 bits or fractions are scaled to 0..255" if ours else pils,
         "resize": {
             "fit": description.fit,
             "height": H,
             "width": W,
             "how": f"{fits[description.fit]}; nothing where it has that size",
             "jpeg": f"opened with image.draft(None, ({W}, {H})), which may decode a large "
-            "one at a half, a quarter or an eighth of its size",
+            "one at a half, a quarter or an eighth of its size"
+            if ours
+            else "decoded in full",
         },
         "crop": {"top": top, "left": left, "height": height, "width": width},
         "scale": "float32(pixel) / 255",

@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-Fit = Literal["crop", "stretch"]
+Fit = Literal["crop", "stretch", "published-crop", "published-stretch"]
+PUBLISHED = ("published-crop", "published-stretch")
 
 # What is read, by its content and not by its name. PIL knows more formats, and runs other programs
 # for some of them.
@@ -64,7 +65,9 @@ class Reader:
         channels: 1 or 3.
         size: height and width of the result.
         fit: "crop": the shorter side is brought to the size, and the centre kept; "stretch": all
-            of the image, in another shape.
+            of the image, in another shape. "published-crop" and "published-stretch" are for the
+            sets of the paper: what PIL decodes, neither made smaller on the way nor turned nor laid
+            on white, and the crop bilinear.
     """
 
     channels: int
@@ -79,7 +82,8 @@ class Reader:
         """The bytes of a file, or an image of PIL's, as uint8 C,H,W."""
         with _open(content) as image:
             try:
-                if image.format in ("JPEG", "MPO"):  # its decoder can make it smaller on the way
+                if image.format in ("JPEG", "MPO") and self.fit not in PUBLISHED:
+                    # Its decoder can make it smaller on the way.
                     image.draft(None, (self.size[1], self.size[0]))
                 return self.pixels(image)
             except Exception as error:  # PIL's plugins raise whatever they like
@@ -87,7 +91,8 @@ class Reader:
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """An image of PIL's as uint8 C,H,W."""
-        image = plain(image, self.channels)
+        published = self.fit in PUBLISHED
+        image = image.convert(_mode(self.channels)) if published else plain(image, self.channels)
         array = np.asarray(_fitted(image, self.size, self.fit))
         return np.ascontiguousarray(array.reshape(*self.size, self.channels).transpose(2, 0, 1))
 
@@ -144,7 +149,11 @@ def full_pixels(content: bytes | Image.Image) -> tuple[Header, Image.Image]:
 def plain(image: Image.Image, channels: int) -> Image.Image:
     """An image upright, with 8 bits a channel, grey or RGB."""
     image.load()
-    return _eight_bits(_upright(image)).convert("L" if channels == 1 else "RGB")
+    return _eight_bits(_upright(image)).convert(_mode(channels))
+
+
+def _mode(channels: int) -> str:
+    return "L" if channels == 1 else "RGB"
 
 
 @contextmanager
@@ -225,9 +234,15 @@ def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
     height, width = size
     if image.size == (width, height):
         return image
-    if fit == "stretch":
+    if fit in ("stretch", "published-stretch"):
         return image.resize((width, height), Image.Resampling.BICUBIC)
-    return ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+    if fit == "crop":
+        return ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+    # As torchvision's Resize and CenterCrop: in whole pixels.
+    wide, high = (max(size) * length // min(image.size) for length in image.size)
+    left, top = round((wide - width) / 2), round((high - height) / 2)
+    image = image.resize((wide, high), Image.Resampling.BILINEAR)
+    return image.crop((left, top, left + width, top + height))
 
 
 def shown(path: str | Path) -> str:
