@@ -13,7 +13,7 @@ from PIL import Image
 from pseudoloss.data import FileImages, Options, Reader, find_source, listing
 from pseudoloss.data.image_files import Item
 from pseudoloss.data.images import held_out
-from pseudoloss.data.listing import Listed, Listing, list_files
+from pseudoloss.data.listing import Listed, Listing, Parts, list_files
 from pseudoloss.errors import InputError
 
 READER = Reader(3, (8, 8))
@@ -178,7 +178,7 @@ def test_the_fingerprint_is_of_content_labels_and_size(photos):
 def test_items_are_read_into_memory(monkeypatch):
     item = Item(lambda: Image.new("RGB", (9, 9), (1, 2, 3)))
     part = Listed((item,) * 4, tuple("wxyz"), ("a", "a", "b", "b"))
-    found = list_files("set", {"train": part}, ALL, 1)
+    found = list_files(Parts("set", {"train": part}), ALL, 1)
     data, _ = found.read(READER, 8, "auto", False)
     assert data.train.images_NCHW[0, :, 0, 0].tolist() == [1, 2, 3]
     with pytest.raises(InputError, match="--images files: the images of set are no files"):
@@ -211,7 +211,7 @@ def test_odd_files_give_no_warnings_and_leave_the_filters_alone(photos):
 def test_nothing_to_train_on():
     part = Listed((), (), ())
     with pytest.raises(InputError, match="x: no images can be read"):
-        list_files("x", {"train": part}, ALL, 1)
+        list_files(Parts("x", {"train": part}), ALL, 1)
     with pytest.raises(InputError, match="x: has no images to train on, only val and test"):
-        list_files("x", {"val": part, "test": part}, ALL, 1)
+        list_files(Parts("x", {"val": part, "test": part}), ALL, 1)
     assert Listing("x", part, None).counts == {}

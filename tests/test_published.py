@@ -4,14 +4,23 @@ import json
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 import pseudoloss as pl
-from pseudoloss.data import OUT, absolute, open_source
-from pseudoloss.data.decode import centre, in_order
+from pseudoloss.choices import choose_reader
+from pseudoloss.cli import main
+from pseudoloss.config import request
+from pseudoloss.data import OUT, FileImages, Options, Reader, absolute, find_source, open_source
+from pseudoloss.data import listing as listings
+from pseudoloss.data.images import in_order
 from pseudoloss.errors import InputError
+from pseudoloss.fitting import choose_settings
+from pseudoloss.inspection import inspect
+
+QUICK = {"network": "small-cnn", "epochs": 3, "warmup": 1, "device": "cpu", "quiet": True}
 
 
 def save(path, colour, size=(84, 84)):
@@ -19,10 +28,37 @@ def save(path, colour, size=(84, 84)):
     Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
 
 
+def save_odd(folder):
+    """Images in whose pixels ways of reading differ: large, turned, see-through, of any shape."""
+    random = np.random.default_rng(0)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for i, size in enumerate([(1300, 900), (84, 84), (33, 90)]):
+        small = Image.fromarray(random.integers(0, 256, (9, 9, 4), dtype=np.uint8))
+        image = small.resize(size, Image.Resampling.BILINEAR)
+        image.convert("RGB").save(folder / f"n{i}.jpg", exif=turned)
+        image.save(folder / f"n{i}.png")
+        image.convert("CMYK").save(folder / f"n{i}c.jpg")
+        image.convert("RGB").quantize(40).save(folder / f"n{i}.gif", transparency=3)
+
+
+def read(words, where="auto"):
+    """A source as training reads it, and what is left out."""
+    listing = find_source(words)
+    settings = choose_settings(listing, request(None, None, {})).settings
+    return listing.read(*choose_reader(listing, settings, "crop"), where, False)
+
+
 def refused(words, message):
     with pytest.raises(InputError, match=message) as error:
-        open_source(words)
+        find_source(words)
     assert "\n" not in str(error.value)
+
+
+def cut(path):
+    """A download that stopped half-way."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
 
 
 # -------------------------------------------------------------------------------------- CNWL
@@ -47,7 +83,8 @@ def cnwl(tmp_path):
 
 
 def test_cnwl(cnwl):
-    data = open_source(f"cnwl:{cnwl}:0.4")
+    data, skipped = read(f"cnwl:{cnwl}:0.4")
+    assert skipped == ()
     assert data.train.images_NCHW.shape == (33, 3, 32, 32)
     assert data.test.images_NCHW.shape == (11, 3, 32, 32)
     assert data.train.classes == tuple(str(c) for c in range(11))  # 10 after 9
@@ -62,20 +99,79 @@ def test_cnwl(cnwl):
     assert red.abs().max() <= 4  # JPEG
     assert data.normalisation()[0] == (0.4728, 0.4487, 0.4031)
     assert data.preset == "cnwl-40"
+    assert (data.test_name, data.noisy_test, data.test.true_N) == ("the test images", False, None)
+
+
+@pytest.mark.parametrize("where", ["host", "files"])
+def test_pixels_of_cnwl_are_pils(cnwl, where):
+    """Bit by bit: it is the paper's benchmark."""
+    for folder in (cnwl / "training" / "red_noise_nl_0.4" / "3", cnwl / "validation" / "3"):
+        save_odd(folder)
+    data, _ = read(f"cnwl:{cnwl}:0.4", where)
+    for part, count in ((data.train, 45), (data.test, 23)):
+        assert len(part) == count
+        images = part.images_NCHW
+        for i, name in enumerate(part.paths):
+            with Image.open(cnwl / name) as image:
+                pils = image.convert("RGB").resize((32, 32), Image.Resampling.BICUBIC)
+            ours = images[i] if where == "host" else images.reader.read(images.paths[i])
+            np.testing.assert_array_equal(ours, np.asarray(pils).transpose(2, 0, 1))
+
+
+def test_broken_files_of_cnwl_are_left_out_with_their_truth(cnwl):
+    folder = cnwl / "training" / "red_noise_nl_0.4"
+    cut(folder / "3" / "good3.jpg")
+    (folder / "5" / "web5.jpg").write_bytes(b"<html>gone</html>")
+    data, skipped = read(f"cnwl:{cnwl}:0.4")
+    assert {
+        (entry.path.rpartition("/")[2], entry.reason.partition(" (")[0]) for entry in skipped
+    } == {
+        ("web5.jpg", "not an image, or a broken one"),
+        ("good3.jpg", "truncated file"),
+    }
+    assert len(data.train) == 31
+    for path, true in zip(data.train.paths, data.train.true_N.tolist(), strict=True):
+        assert true == (OUT if "web" in path else int(path.split("/")[2]))
+
+
+def test_the_truth_of_cnwl_goes_into_the_figures(cnwl, tmp_path):
+    """And is the same wherever the images lie."""
+    words, settings = f"cnwl:{cnwl}:0.4", QUICK | {"batch_size": 8}
+    runs = [
+        pl.train(words, tmp_path / where, images=where, **settings) for where in ("host", "files")
+    ]
+    for run in runs:
+        assert run.summary["noise"] == {"in": 0, "out": pytest.approx(1 / 3)}
+        assert run.summary["source"] == "cnwl-0.4"
+        assert run.summary["detection"]["auc"] is not None
+    tables = [(tmp_path / where / "labels.csv").read_bytes() for where in ("host", "files")]
+    assert tables[0] == tables[1]
+
+
+def test_other_labels_for_cnwl(cnwl, tmp_path):
+    words, settings = f"cnwl:{cnwl}:0.4", QUICK | {"batch_size": 8, "epochs": 2}
+    run = pl.train(words, corrupt="pair:1", **settings)
+    assert run.summary["noise"] == {"in": pytest.approx(2 / 3), "out": pytest.approx(1 / 3)}
+    rows = run.labels[["path", "given_label"]].rename(columns={"given_label": "label"})
+    rows.to_csv(tmp_path / "mine.csv", index=False)
+    again = pl.train(words, corrupt=f"labels:{tmp_path / 'mine.csv'}", **settings)
+    assert again.labels["given_label"].tolist() == run.labels["given_label"].tolist()
+    assert again.summary["noise"] == run.summary["noise"]
 
 
 def test_other_shares_of_noise(cnwl):
     for name, words, preset in (("0.8", "0.8", "cnwl-80"), ("0.0", "0", "cnwl-40")):
         (cnwl / "training" / f"red_noise_nl_{name}").symlink_to("red_noise_nl_0.4")
-        data = open_source(f"cnwl:{cnwl}:{words}")
-        assert (data.preset, data.name) == (preset, f"cnwl-{words}")
+        found = find_source(f"cnwl:{cnwl}:{words}")
+        assert (found.preset, found.name) == (preset, f"cnwl-{words}")
 
 
-def test_a_preset_of_its_own_is_used(cnwl):
-    source = open_source(f"cnwl:{cnwl}:0.4")
-    run = pl.train(source, quiet=True, network="small-cnn", epochs=2, batch_size=8, device="cpu")
-    assert run.settings.warmup == 1
-    assert run.summary["noise"] == {"in": 0, "out": pytest.approx(1 / 3)}
+def test_a_preset_of_its_own_is_used_as_it_is(cnwl, web):
+    """Whatever the machine, and however few the images."""
+    for words, preset in ((f"cnwl:{cnwl}:0.4", "cnwl-40"), (f"web-car:{web}", "web-car")):
+        chosen = choose_settings(find_source(words), request(None, None, {"device": "cpu"}))
+        assert chosen.settings == request(preset, None, {"device": "cpu"}).settings("default")
+        assert chosen.fitting == {}
 
 
 def test_cnwl_in_part(cnwl, tmp_path):
@@ -85,12 +181,6 @@ def test_cnwl_in_part(cnwl, tmp_path):
     refused(f"cnwl:{tmp_path}/nowhere:0.4", rf"nowhere/training is missing.*{owners}")
     refused(f"cnwl:{cnwl}:0.6", rf"red_noise_nl_0.6 is missing.*RATIO there: 0.4.*{owners}")
     image = cnwl / "training" / "red_noise_nl_0.4" / "3" / "web3.jpg"
-    whole = image.read_bytes()
-    image.write_bytes(whole[: len(whole) // 2])
-    refused(f"cnwl:{cnwl}:0.4", r"web3.jpg cannot be read \(.*[Tt]runcated")
-    image.write_bytes(b"<html>gone</html>")
-    refused(f"cnwl:{cnwl}:0.4", "web3.jpg is no image, or a broken one")
-    image.write_bytes(whole)
     image.rename(image.with_name("other.jpg"))
     refused(f"cnwl:{cnwl}:0.4", "other.jpg has no entry in mini-imagenet-annotations.json")
     image.with_name("other.jpg").rename(image)
@@ -127,7 +217,7 @@ def web(tmp_path):
 
 @pytest.mark.parametrize("name", ["web-aircraft", "web-bird", "web-car"])
 def test_web(web, name):
-    data = open_source(f"{name}:{web}")
+    data, _ = read(f"{name}:{web}")
     assert data.train.images_NCHW.shape == (6, 3, 512, 512)
     assert data.test.images_NCHW.shape == (3, 3, 512, 512)
     assert data.train.given_N.tolist() == [0, 1, 2, 0, 1, 2]
@@ -135,6 +225,9 @@ def test_web(web, name):
     assert (data.train.true_N, data.preset, data.name) == (None, name, name)
     assert data.train.paths[4] == "train/k1/4.jpg"
     assert data.test.paths[1] == "val/k1/a:b.png"
+    assert (data.test_name, data.noisy_test) == ("the test images", False)
+    assert data.normalisation() == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert data.image_size == 448
 
 
 def test_the_square_in_the_centre():
@@ -144,9 +237,115 @@ def test_the_square_in_the_centre():
     random = np.random.default_rng(0)
     for size in ((90, 60), (41, 77), (64, 64), (300, 40)):
         image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
-        ours = np.asarray(centre(64)(image))
+        ours = Reader(3, (64, 64), "published-crop").pixels(image)
         theirs = np.asarray(Compose([Resize(64), CenterCrop(64)])(image))
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours.transpose(1, 2, 0), theirs)
+
+
+@pytest.mark.parametrize("where", ["host", "files"])
+def test_pixels_of_the_web_sets_are_torchvisions(web, where):
+    from torchvision.transforms import CenterCrop, Compose, Resize
+
+    save_odd(web)
+    lines = [f"{path.name}:{i % 3}" for i, path in enumerate(sorted(web.glob("n*")))]
+    (web / "train-list.txt").write_text("\n".join(lines))
+    data, _ = read(f"web-bird:{web}", where)
+    assert len(data.train) == 12
+    images = data.train.images_NCHW
+    for i, name in enumerate(data.train.paths):
+        with Image.open(web / name) as image:
+            theirs = Compose([Resize(512), CenterCrop(512)])(image.convert("RGB"))
+        ours = images[i] if where == "host" else images.reader.read(images.paths[i])
+        np.testing.assert_array_equal(ours, np.asarray(theirs).transpose(2, 0, 1))
+
+
+WEB = QUICK | {"weights": None, "image_size": 16, "batch_size": 3}
+
+
+def test_the_web_sets_stay_in_their_files_where_memory_is_short(web, tmp_path, monkeypatch):
+    """And give the same labels as from memory."""
+    words = f"web-bird:{web}"
+    runs = [pl.train(words, tmp_path / "host", images="host", **WEB)]
+    monkeypatch.setattr(listings, "free_memory", lambda: 2**20)
+    data, _ = read(words)
+    assert isinstance(data.train.images_NCHW, FileImages)
+    assert inspect(words).plan.images == "files"
+    runs.append(pl.train(words, tmp_path / "files", **WEB))
+    tables = [(tmp_path / name / "labels.csv").read_bytes() for name in ("host", "files")]
+    assert tables[0] == tables[1]
+    assert runs[0].summary["accuracy"] == runs[1].summary["accuracy"]
+
+
+def test_a_model_of_a_web_set_reads_files_as_its_training_did(web):
+    words = f"web-bird:{web}"
+    run = pl.train(words, **WEB)
+    assert run.model.reader == Reader(3, (512, 512), "published-crop")
+    found = run.model.evaluate(words)
+    assert (found.source, found.part) == ("web-bird", "test")
+    assert found.accuracy == pytest.approx(run.summary["accuracy"]["last"])
+
+
+def test_other_labels_for_a_web_set(web):
+    run = pl.train(f"web-bird:{web}", corrupt="pair:1", **WEB)
+    assert run.labels["given_label"].astype(str).tolist() == ["1", "2", "0"] * 2
+    assert run.summary["noise"] == {"in": 1, "out": 0}
+
+
+def test_broken_files_of_a_web_set(web, tmp_path, capsys):
+    with (web / "train-list.txt").open("a") as lines:
+        lines.write("train/k1/6.jpg:1\n")
+    save(web / "train" / "k1" / "6.jpg", (9, 9, 9), (700, 520))  # cut behind its header
+    cut(web / "train" / "k1" / "6.jpg")
+    (web / "val" / "k0" / "a:b.png").write_bytes(b"")
+    pl.train(f"web-bird:{web}", tmp_path / "run", **WEB)
+    skipped = pd.read_csv(tmp_path / "run" / "skipped.csv")
+    assert skipped["path"].tolist() == ["val/k0/a:b.png", "train/k1/6.jpg"]
+    words = ["train", f"web-bird:{web}", "--out", str(tmp_path / "strict"), "--strict"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "web-bird: val/k0/a:b.png cannot be read (empty file); without --strict" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "strict").exists()
+    for name in ("1.jpg", "4.jpg"):
+        cut(web / "train" / "k1" / name)
+    with pytest.raises(InputError, match="web-bird: no image of the class 1 can be read"):
+        read(f"web-bird:{web}")
+
+
+def test_missing_files_end_the_command(web, tmp_path, capsys):
+    (web / "train" / "k1" / "4.jpg").unlink()
+    assert main(["train", f"web-bird:{web}", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "k1/4.jpg is missing; its owners publish it at https://github.com/NUST-" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fit": "stretch"}, "--fit is for folders and tables of images"),
+        ({"label_column": "x"}, "--label-column is for folders and tables of images"),
+        ({"hold_out": 0.2}, "--hold-out: web-bird has test images already"),
+    ],
+)
+def test_what_a_recipe_leaves_no_choice_about(web, options, message):
+    with pytest.raises(InputError, match=message):
+        find_source(f"web-bird:{web}", Options(**options))
+
+
+def test_web_sets_and_images_of_ones_own_test_each_other(web, photos):
+    found = find_source(f"web-bird:{web}", Options(test=str(photos("0/a.png", "2/b.png"))))
+    assert (found.test.labels, found.test_name) == (("0", "2"), "the images of photos")
+    mine = photos("0/a.png", "1/a.png", "2/a.png", root="mine")
+    found = find_source(mine, Options(test=f"web-bird:{web}"))
+    assert found.test.names == tuple(f"val/k{i}/a:b.png" for i in range(3))
+
+
+def test_web_images_are_not_made_larger(web):
+    listing = find_source(f"web-bird:{web}")
+    settings = request(None, None, {"image_size": 600}).settings("web-bird")
+    with pytest.raises(InputError, match=r"--image-size 600 is larger than the images \(512×512"):
+        choose_reader(listing, settings, "crop")
 
 
 def test_web_in_part(web, tmp_path):
@@ -159,7 +358,7 @@ def test_web_in_part(web, tmp_path):
     (web / "moved.jpg").rename(image)
     lines = (web / "val-list.txt").read_text()
     (web / "val-list.txt").write_text(lines.replace(":2", ":9"))
-    refused(f"web-bird:{web}", "val-list.txt: line 3: no training image has the class 9")
+    refused(f"web-bird:{web}", "val/k2/a:b.png has the class 9, which no training image has")
     (web / "val-list.txt").write_text("k0/a.jpg\n")
     refused(f"web-bird:{web}", "val-list.txt: line 1 is not PATH:CLASS")
     (web / "val-list.txt").write_bytes(b"\xff\xfe\x00")

@@ -18,8 +18,11 @@ def choose_reader(listing: Listing, settings: Settings, fit: Fit) -> tuple[Reade
     """How image files are read, and how many pixels of them a network sees.
 
     Photographs are stored an eighth larger than that, for random crops (row 21: 512 for 448); small
-    pictures are padded instead.
+    pictures are padded instead. A published set is read as its recipe says.
     """
+    if listing.recipe is not None:
+        reader = listing.recipe.reader
+        return reader, choose_size(reader.size, settings)[0]
     wanted = networks.wanted_input(settings.network)
     seen = settings.image_size or (wanted.size if wanted else OWN_SIZE)
     stored = round(seen * 8 / 7) if seen > LARGE else seen

@@ -608,7 +608,7 @@ def train_parser(preset: str | None) -> Parser:
     return parser
 
 
-# How folders and tables are read: the fields of `pseudoloss.data.Options`.
+# How image files are read: the fields of `pseudoloss.data.Options`.
 READING = ("test", "hold_out", "strict", "fit", "path_column", "label_column", "split_column")
 
 

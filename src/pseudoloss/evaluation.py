@@ -178,13 +178,15 @@ def evaluate(
 
 def open_part(source: Source, part: Part | None, options: Options) -> Labelled:
     """A part of a source; without its name the one for testing, or all where there is none."""
-    found_parts, words = image_parts(source, options)
-    parts: dict[str, Any] | None = found_parts
-    if parts is None:
+    in_files = image_parts(source, options)
+    parts: dict[str, Any]
+    if in_files is not None:
+        words, parts = in_files.name, in_files.listed
+    else:
         if isinstance(source, Data):
             data = source
         elif isinstance(source, str | Path):
-            data = open_words(words)
+            data = open_words(str(source))
         else:
             data = arrays(*_pair(source))
         parts = {"train": data.train} | ({} if data.test is None else {"test": data.test})

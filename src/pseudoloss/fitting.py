@@ -32,17 +32,16 @@ class Chosen(NamedTuple):
 def choose_settings(found: Data | Listing, asked: Request) -> Chosen:
     """The settings of a new run on what was found. A source with a preset of its own keeps it."""
     usual = asked.settings(found.preset)
-    if isinstance(found, Listing):
+    fitting: dict[str, Any] = {}
+    if isinstance(found, Listing) and found.recipe is None:
         fitting = fit_to_data(found.counts, usual)
         if choose_device(usual.device).type == "cpu" and usual.network == Settings.network:
             fitting |= {"network": "small-cnn", "epochs": CPU_EPOCHS}
         if "network" in asked.values:
             fitting.pop("epochs", None)
-    elif found.preset == Data.preset and asked.preset is None:
+    elif isinstance(found, Data) and found.preset == Data.preset and asked.preset is None:
         counts = torch.bincount(found.train.given_N).tolist()
         fitting = fit_to_data(dict(zip(found.train.classes, counts, strict=False)), usual)
-    else:
-        fitting = {}
     fitting = {name: value for name, value in fitting.items() if name not in asked.values}
     return Chosen(asked.settings(found.preset, fitting), fitting)
 

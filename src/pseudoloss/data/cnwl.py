@@ -1,24 +1,25 @@
 """CNWL: mini-ImageNet with controlled noise from the web (red noise), at 32 pixels."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from pseudoloss.config import PRESETS
-from pseudoloss.data.decode import decode, find_images, in_order, stretched
-from pseudoloss.data.images import OUT, Data, ImageSet
+from pseudoloss.data.folder import images_below
+from pseudoloss.data.image_files import Reader
+from pseudoloss.data.images import in_order
+from pseudoloss.data.listing import Listed, Parts, Recipe, name_of
 from pseudoloss.errors import InputError
 
-SIZE = 32
+READER = Reader(3, (32, 32), "published-stretch")
+MEAN, STD = (0.4728, 0.4487, 0.4031), (0.2744, 0.2663, 0.2806)
 ANNOTATIONS = "mini-imagenet-annotations.json"
 LAYOUT = f"training/red_noise_nl_RATIO/CLASS/*.jpg, validation/CLASS/*.jpg and {ANNOTATIONS}"
 OWNERS = "its owners publish it at https://google.github.io/controlled-noisy-web-labels"
 
 
-def cnwl(place: str) -> Data:
+def cnwl(place: str) -> Parts:
     """mini-ImageNet of 100 classes, a share of its images from the web: "DIR:0.4".
 
     The truth is known: a file whose name begins with n is an image of ImageNet, and its label is
@@ -44,31 +45,15 @@ def cnwl(place: str) -> Data:
                 f"{OWNERS}"
             )
     notes = _annotations(root / ANNOTATIONS, spec)
-    train_paths, test_paths = (_by_class(path, spec) for path in (chosen, validation))
-    classes = in_order(train_paths | test_paths)
-    for one, other in ((train_paths, validation), (test_paths, chosen)):
-        lone = [name for name in one if not (other / name).is_dir()]
+    train, test = (_by_class(path, root, spec) for path in (chosen, validation))
+    for one, other in ((train, validation), (test, chosen)):
+        lone = [name for name in in_order(one.labels) if not (other / name).is_dir()]
         if lone:
             raise InputError(f"{spec}: {other / lone[0]}/ is missing; {OWNERS}")
-
-    def image_set(by_class: dict[str, list[Path]], is_train: bool) -> ImageSet:
-        paths = [path for name in classes for path in by_class[name]]
-        labels = [label for label, name in enumerate(classes) for _ in by_class[name]]
-        given_N = torch.tensor(labels)
-        true_N = _truth(paths, given_N, notes, spec) if is_train else None
-        pixels = decode(paths, stretched((SIZE, SIZE)), (SIZE, SIZE), 3, spec)
-        names = tuple(str(path.relative_to(root)) for path in paths)
-        return ImageSet(pixels, given_N, tuple(classes), true_N, names)
-
+    train = replace(train, truths=_truths(train, notes, spec))
     preset = f"cnwl-{100 * share:.0f}"
-    return Data(
-        name=f"cnwl-{share:g}",
-        train=image_set(train_paths, True),
-        test=image_set(test_paths, False),
-        mean=(0.4728, 0.4487, 0.4031),
-        std=(0.2744, 0.2663, 0.2806),
-        preset=preset if preset in PRESETS else "cnwl-40",
-    )
+    recipe = Recipe(READER, MEAN, STD, preset if preset in PRESETS else "cnwl-40")
+    return Parts(f"cnwl-{share:g}", {"train": train, "test": test}, recipe)
 
 
 def _subset(training: Path, share: float) -> Path:
@@ -82,14 +67,19 @@ def _present(training: Path) -> str:
     return f" (RATIO there: {', '.join(ratios)})" if ratios else ""
 
 
-def _by_class(folder: Path, spec: str) -> dict[str, list[Path]]:
-    found = {path.name: find_images(path) for path in sorted(folder.iterdir()) if path.is_dir()}
-    for name, paths in found.items():
-        if not paths:
+def _by_class(folder: Path, root: Path, spec: str) -> Listed:
+    """The images in a folder of folders of classes."""
+    paths: list[Path] = []
+    labels: list[str] = []
+    for name in in_order(path.name for path in folder.iterdir() if path.is_dir()):
+        inside = images_below(folder / name)
+        if not inside:
             raise InputError(f"{spec}: {folder / name}/ holds no images; {OWNERS}")
-    if not found:
+        paths += inside
+        labels += [name] * len(inside)
+    if not paths:
         raise InputError(f"{spec}: {folder}/ holds no folders of classes; {OWNERS}")
-    return found
+    return Listed(tuple(paths), tuple(name_of(path, root) for path in paths), tuple(labels))
 
 
 def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
@@ -108,17 +98,15 @@ def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
     return notes
 
 
-def _truth(
-    paths: list[Path], given_N: Tensor, notes: dict[str, list[tuple[str, bool]]], spec: str
-) -> Tensor:
-    true_N = given_N.clone()
-    for i, path in enumerate(paths):
-        if path.name.startswith("n"):
-            continue
-        if path.stem not in notes:
-            raise InputError(f"{spec}: {path} has no entry in {ANNOTATIONS}")
-        entries = notes[path.stem]
-        is_clean = dict(entries).get(path.parent.name, entries[0][1])
-        if not is_clean:
-            true_N[i] = OUT
-    return true_N
+def _truths(
+    train: Listed, notes: dict[str, list[tuple[str, bool]]], spec: str
+) -> tuple[str | None, ...]:
+    found: list[str | None] = []
+    for name, label in zip(train.names, train.labels, strict=True):
+        file = Path(name)
+        entries = [(label, True)] if file.name.startswith("n") else notes.get(file.stem)
+        if entries is None:
+            raise InputError(f"{spec}: {name} has no entry in {ANNOTATIONS}")
+        is_clean = dict(entries).get(label, entries[0][1])
+        found.append(label if is_clean else None)
+    return tuple(found)

@@ -19,6 +19,7 @@ PARTS = {
     "test": "test",
     "testing": "test",
 }
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SOME = 5  # more folders than this are not all named in an error
 
 
@@ -93,6 +94,11 @@ def files_below(folder: Path) -> list[Path]:
         folders[:] = sorted(name for name in folders if not _hidden(name))
         found += [Path(inner) / name for name in names if not _hidden(name)]
     return sorted(found)
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Those of them that are called as image files are."""
+    return [path for path in files_below(folder) if path.suffix.lower() in SUFFIXES]
 
 
 def _folders(root: Path, where: str) -> list[Path]:

@@ -1,7 +1,7 @@
 """An image set: pixels, given labels and, where it is known, the truth beside them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.decode import in_order
 from pseudoloss.data.image_files import Fit, Reader
 from pseudoloss.errors import InputError
 
@@ -234,6 +233,17 @@ def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
         count = min(int(share * len(members) + 0.5), max(len(members) - 2, 0))
         out[random.permutation(members)[:count]] = True
     return out
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of classes, sorted: numbers by their value, then the others."""
+    return sorted(set(names), key=lambda name: (not name.isdecimal(), *_by_value(name), name))
+
+
+def _by_value(name: str) -> tuple[int, str]:
+    """Shorter numbers are smaller; of one length the digits decide."""
+    digits = name.lstrip("0") if name.isdecimal() else ""
+    return len(digits), digits
 
 
 def _some(images: ImageSet, chosen_N: Tensor) -> ImageSet:

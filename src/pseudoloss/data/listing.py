@@ -1,8 +1,8 @@
 """Image files with a label each: listed first, read when it is known what is wanted of them.
 
-A folder, a table or a data set of others becomes a `Listing`. Its headers tell how large and how
-coloured the images are, which settings depend on; then `read` decodes them, or leaves them to be
-decoded in every epoch.
+A folder, a table, a published set or a data set of others becomes a `Listing`. Its headers tell how
+large and how coloured the images are, which settings depend on; then `read` decodes them, or leaves
+them to be decoded in every epoch.
 """
 
 import hashlib
@@ -16,13 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 from threading import Lock
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.decode import in_order
 from pseudoloss.data.image_files import (
     Entry,
     Header,
@@ -34,7 +33,7 @@ from pseudoloss.data.image_files import (
     hushed,
     shown,
 )
-from pseudoloss.data.images import Data, FileImages, ImageSet, held_out
+from pseudoloss.data.images import OUT, Data, FileImages, ImageSet, held_out, in_order
 from pseudoloss.errors import InputError
 
 LARGE = 64  # pixels: images whose shorter side is longer than this are photographs
@@ -93,6 +92,7 @@ class Listed:
     labels: tuple[str, ...]
     loose: tuple[str, ...] = ()  # names of files beside them that have no label
     empty: tuple[str, ...] = ()  # classes whose folders are empty
+    truths: tuple[str | None, ...] = ()  # the right labels, where they are known; None: of no class
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -103,7 +103,25 @@ class Listed:
             tuple(self.paths[i] for i in chosen),
             tuple(self.names[i] for i in chosen),
             tuple(self.labels[i] for i in chosen),
+            truths=tuple(self.truths[i] for i in chosen if self.truths),
         )
+
+
+class Recipe(NamedTuple):
+    """How a published set is used, whatever its files are like."""
+
+    reader: Reader
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    preset: str
+
+
+class Parts(NamedTuple):
+    """The images of a source by part, none looked at yet."""
+
+    name: str  # of the source
+    listed: dict[str, Listed]  # "train" and, if they are there, "val" and "test"
+    recipe: Recipe | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +144,7 @@ class Listing:
     skipped: tuple[Skipped, ...] = ()
     headers: tuple[Header, ...] = field(default=(), repr=False)  # of the training images
     lost: dict[str, str] = field(default_factory=dict)  # classes without an image, and why
+    recipe: Recipe | None = None
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -147,7 +166,10 @@ class Listing:
 
     @property
     def preset(self) -> str:
-        """Photographs are worth a network that has seen others; small pictures are not."""
+        """That of the recipe. Else: photographs are worth a network that has seen others; small
+        pictures are not."""
+        if self.recipe is not None:
+            return self.recipe.preset
         return "finetune" if self.typical_side > LARGE else "scratch"
 
     @property
@@ -201,12 +223,18 @@ class Listing:
             if what == "images":
                 _refuse_lost(_lost(part, left, broken), self.name)
             given_N = torch.tensor([place[label] for label in left.labels], dtype=torch.long)
-            sets.append(ImageSet(images, given_N, self.classes, paths=left.names, digest=digest))
+            true_N = None
+            if left.truths:
+                true_N = torch.tensor([OUT if t is None else place[t] for t in left.truths])
+            sets.append(ImageSet(images, given_N, self.classes, true_N, left.names, digest=digest))
         test = sets[1] if len(sets) > 1 and len(sets[1]) else None
+        mean, std = (self.recipe.mean, self.recipe.std) if self.recipe else ((), ())
         data = Data(
             self.name,
             sets[0],
             test,
+            mean=mean,
+            std=std,
             preset=self.preset,
             test_name=self.test_name,
             noisy_test=self.noisy_test,
@@ -217,17 +245,14 @@ class Listing:
 
 
 def list_files(
-    name: str,
-    parts: dict[str, Listed],
-    options: Options,
-    seed: int,
-    progress: Progress = no_progress,
+    source: Parts, options: Options, seed: int, progress: Progress = no_progress
 ) -> Listing:
-    """A listing of the parts of a source: "train" and, if they are there, "val" and "test".
+    """A listing of the parts of a source.
 
     Files whose headers cannot be read are left out. Accuracy is measured on "val", else on "test",
     else on images that are held out of "train".
     """
+    name, parts, recipe = source
     if "train" not in parts:
         raise InputError(f"{name}: has no images to train on, only {' and '.join(parts)}")
     train, headers, skipped = _with_headers(parts["train"], "headers", progress)
@@ -258,7 +283,8 @@ def list_files(
     if test is not None and not len(test):
         test, test_name = None, ""
     noisy_test = part is None and test is not None
-    return Listing(name, train, test, test_name, noisy_test, tuple(skipped), tuple(headers), lost)
+    noted = (tuple(skipped), tuple(headers), lost)
+    return Listing(name, train, test, test_name, noisy_test, *noted, recipe)
 
 
 def with_test(

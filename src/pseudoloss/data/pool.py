@@ -4,34 +4,49 @@ A pool is a folder of images (Places365, say, with its folders of classes), a `.
 folder with batch files of ImageNet32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.decode import decode, find_images, refit, stretched
+from pseudoloss.data.folder import images_below
+from pseudoloss.data.image_files import Entry, Item, Reader
 from pseudoloss.data.imagenet32 import SIZE, batch_files, read_batch
 from pseudoloss.data.images import to_pixels
+from pseudoloss.data.items import as_content
+from pseudoloss.data.listing import for_each, no_progress
 from pseudoloss.errors import InputError
 
-Reader = Callable[[np.ndarray], Tensor]  # from places in the pool to pixels
+Choose = Callable[[np.ndarray], Sequence[Entry]]  # from places in the pool to images
 
 
 def draw(
     pool: str, count: int, size: tuple[int, int], channels: int, random: np.random.Generator
 ) -> Tensor:
     """`count` different images of the pool in random order, as uint8 N,C,H,W."""
-    total, read = _open(pool, size, channels)
+    where = f"--pool {pool}"
+    total, choose = _open(Path(pool).expanduser(), where)
     if total < count:
-        raise InputError(f"--pool {pool}: has {total:,} images, and {count:,} are needed")
-    return refit(read(random.choice(total, size=count, replace=False)), size, channels)
+        raise InputError(f"{where}: has {total:,} images, and {count:,} are needed")
+    entries = choose(random.choice(total, size=count, replace=False))
+    reader = Reader(channels, size, "published-stretch")
+    pixels_NCHW = np.empty((count, channels, *size), np.uint8)
+
+    def read(i: int) -> None:
+        pixels_NCHW[i] = reader.read(entries[i])
+
+    found = for_each(range(count), read, "reading the pool", no_progress)
+    for entry, error in zip(entries, found, strict=True):
+        if error is not None:
+            raise InputError(f"{where}: {entry} cannot be read ({error})")
+    return torch.from_numpy(pixels_NCHW)
 
 
-def _open(pool: str, size: tuple[int, int], channels: int) -> tuple[int, Reader]:
-    """How many images there are, and how some of them are read."""
-    path, where = Path(pool).expanduser(), f"--pool {pool}"
+def _open(path: Path, where: str) -> tuple[int, Choose]:
+    """How many images there are, and how some of them are had."""
     if not path.exists():
         raise InputError(f"{where}: no such file or folder")
     if path.is_file():
@@ -39,14 +54,13 @@ def _open(pool: str, size: tuple[int, int], channels: int) -> tuple[int, Reader]
     batches = batch_files(path)
     if batches:
         return _batches(batches, where)
-    files = find_images(path)
+    files = images_below(path)
     if not files:
         raise InputError(f"{where}: holds neither images nor batch files of ImageNet32")
-    fit = stretched(size)
-    return len(files), lambda places: decode([files[i] for i in places], fit, size, channels, where)
+    return len(files), lambda places: [files[i] for i in places]
 
 
-def _array(path: Path, where: str) -> tuple[int, Reader]:
+def _array(path: Path, where: str) -> tuple[int, Choose]:
     try:
         images = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(images, np.ndarray):
@@ -55,14 +69,14 @@ def _array(path: Path, where: str) -> tuple[int, Reader]:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{where}: not a .npy file of one plain array ({reason})") from None
     to_pixels(images[:1], where)  # its shape and type are checked before anything is drawn
-    return len(images), lambda places: to_pixels(images[places], where)
+    return len(images), lambda places: _items(to_pixels(images[places], where), where)
 
 
-def _batches(files: list[Path], where: str) -> tuple[int, Reader]:
+def _batches(files: list[Path], where: str) -> tuple[int, Choose]:
     """Batch files, one at a time in memory: all of them together are 4 GB."""
     ends = np.cumsum([len(read_batch(path, where)[1]) for path in files])
 
-    def read(places: np.ndarray) -> Tensor:
+    def choose(places: np.ndarray) -> Sequence[Entry]:
         pixels = np.empty((len(places), 3, SIZE, SIZE), np.uint8)
         home = np.searchsorted(ends, places, side="right")
         for i, path in enumerate(files):
@@ -70,6 +84,10 @@ def _batches(files: list[Path], where: str) -> tuple[int, Reader]:
                 images, labels = read_batch(path, where)
                 first = ends[i] - len(labels)
                 pixels[home == i] = images[places[home == i] - first]
-        return torch.from_numpy(pixels)
+        return _items(torch.from_numpy(pixels), where)
 
-    return int(ends[-1]), read
+    return int(ends[-1]), choose
+
+
+def _items(pixels_NCHW: Tensor, where: str) -> list[Item]:
+    return [Item(partial(as_content, pixels_CHW, where)) for pixels_CHW in pixels_NCHW]

@@ -19,6 +19,7 @@ from pseudoloss.data.listing import (
     Listed,
     Listing,
     Options,
+    Parts,
     Progress,
     list_files,
     no_progress,
@@ -33,14 +34,17 @@ from pseudoloss.files import as_path, at_home
 # Words or a path; arrays; or a data set of Hugging Face's or torch's, which have no common type.
 Source = str | Path | tuple[Any, Any] | Data | dict[str, Any] | Any
 
-# Sources that are written NAME:PLACE.
-PLACED: dict[str, Callable[[str], Data]] = {
+# Sources that are written NAME:PLACE: thousands of images in a file, or image files.
+IN_ARRAYS: dict[str, Callable[[str], Data]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
-    "cnwl": cnwl,
     "imagenet32": imagenet32,
+}
+IN_FILES: dict[str, Callable[[str], Parts]] = {
+    "cnwl": cnwl,
     **{name: partial(web, name) for name in ("web-aircraft", "web-bird", "web-car")},
 }
+PLACED = sorted([*IN_ARRAYS, *IN_FILES])
 PLACES = {"cnwl": "DIR:0.4"}  # where it is more than a folder
 
 NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true_labels")
@@ -63,9 +67,11 @@ def find_source(
         progress: is told how far reading has come.
     """
     options = options or Options()
-    parts, name = image_parts(source, options, progress)
+    parts = image_parts(source, options, progress)
     if parts is not None:
-        listing = list_files(name, parts, options, seed, progress)
+        if parts.recipe is not None:
+            _check_options(options, ("test", "strict"), parts.name, has_test=True)
+        listing = list_files(parts, options, seed, progress)
         if options.test is not None:
             listing = with_test(listing, named_test(options), options, progress)
         return listing
@@ -80,28 +86,31 @@ def find_source(
             "source must be words, a path, a data set or a pair (images, labels), "
             f"not {type(source).__name__}"
         )
-    for option, value in vars(options).items():
-        if value != vars(Options())[option] and option != "hold_out":
-            raise InputError(f"--{option.replace('_', '-')} is for folders and tables of images")
+    _check_options(options, (), data.name, has_test=data.test is not None)
     if options.hold_out:
-        if data.test is not None:
-            raise InputError(f"--hold-out: {data.name} has test images already")
         data = with_held_out(data, options.hold_out, seed)
     check_trainable(data.train, data.name)
     return data
 
 
-def image_parts(
-    source: Any, options: Options, progress: Progress = no_progress
-) -> tuple[dict[str, Listed] | None, str]:
-    """The parts of a source whose images are still to be decoded, and its name; None for others."""
+def _check_options(options: Options, taken: tuple[str, ...], name: str, has_test: bool) -> None:
+    """Refuse options that mean nothing for a source."""
+    for option, value in vars(options).items():
+        if value != vars(Options())[option] and option not in ("hold_out", *taken):
+            raise InputError(f"--{option.replace('_', '-')} is for folders and tables of images")
+    if options.hold_out and has_test:
+        raise InputError(f"--hold-out: {name} has test images already")
+
+
+def image_parts(source: Any, options: Options, progress: Progress = no_progress) -> Parts | None:
+    """The parts of a source whose images are still to be decoded; None for others."""
     if isinstance(source, str | Path):
-        return file_parts(str(source), options), str(source)
+        return file_parts(str(source), options)
     sets = source.values() if isinstance(source, dict) else [source]
     if not sets or not all(is_dataset(rows) or is_map_style(rows) for rows in sets):
-        return None, ""
+        return None
     name = "data" if isinstance(source, dict) else type(source).__name__
-    return set_parts(source, options, name, progress), name
+    return Parts(name, set_parts(source, options, name, progress))
 
 
 def set_parts(
@@ -133,7 +142,8 @@ def named_test(options: Options) -> Listed:
     if parts is None:
         what = "neither a folder nor a table" if at_home(words).exists() else "no such source"
         raise InputError(f"--test {words}: {what}")
-    return parts.get("test") or parts.get("val") or parts["train"]
+    listed = parts.listed
+    return listed.get("test") or listed.get("val") or listed["train"]
 
 
 def open_source(source: Source) -> Data:
@@ -144,18 +154,21 @@ def open_source(source: Source) -> Data:
     return found
 
 
-def file_parts(words: str, options: Options) -> dict[str, Listed] | None:
-    """The parts of a folder, a table or a set of the hub; None where words mean something else."""
+def file_parts(words: str, options: Options) -> Parts | None:
+    """The parts of a folder, a table, a published set of image files or a set of the hub; None
+    where words mean something else."""
     kind, colon, place = words.partition(":")
-    if words in ("", "digits") or (colon and kind in PLACED):
+    if words in ("", "digits") or (colon and kind in IN_ARRAYS):
         return None
+    if colon and kind in IN_FILES:
+        return IN_FILES[kind](place)
     if colon and kind == "hf":
-        return set_parts(load_hub(place, words), options, words)
+        return Parts(words, set_parts(load_hub(place, words), options, words))
     path = as_path(at_home(words), "source")
     if path.suffix.lower() in SUFFIXES:
-        return table_parts(path, options, words)
+        return Parts(words, table_parts(path, options, words))
     if path.is_dir():
-        return folder_parts(path, words)
+        return Parts(words, folder_parts(path, words))
     return None
 
 
@@ -164,8 +177,8 @@ def open_words(words: str) -> Data:
     kind, colon, place = words.partition(":")
     if words == "digits":
         return digits()
-    if colon and kind in PLACED:
-        return PLACED[kind](place)
+    if colon and kind in IN_ARRAYS:
+        return IN_ARRAYS[kind](place)
     if words.endswith(".npz"):
         return npz(words)
     spelt = {name: f"{name}:{PLACES.get(name, 'DIR')}" for name in PLACED}

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import torch
-
-from pseudoloss.data.decode import centre, decode, in_order
-from pseudoloss.data.images import Data, ImageSet
+from pseudoloss.data.image_files import Reader
+from pseudoloss.data.listing import Listed, Parts, Recipe, name_of
 from pseudoloss.errors import InputError
 
-SIZE = 512
+READER = Reader(3, (512, 512), "published-crop")  # row 21
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's: pretrained networks' own
 LAYOUT = "train-list.txt and val-list.txt, with lines such as train/a.jpg:3, and the images"
 OWNERS = (
     "its owners publish it at "
@@ -16,39 +15,17 @@ OWNERS = (
 )
 
 
-def web(name: str, folder: str) -> Data:
+def web(name: str, folder: str) -> Parts:
     """One of the three. Which of its labels are right is not known; the test images' are."""
     spec = f"{name}:{folder}"
     root = Path(folder).expanduser()
     if not folder or not root.is_dir():
         raise InputError(f"{spec}: no such folder; it should hold {LAYOUT}; {OWNERS}")
-    train, test = (_listed(root, part, spec) for part in ("train", "val"))
-    classes = in_order(label for _, label in train)
-    place = {label: i for i, label in enumerate(classes)}
-    for row, (_, label) in enumerate(test, 1):
-        if label not in place:
-            raise InputError(
-                f"{spec}: val-list.txt: line {row}: no training image has the class {label}"
-            )
-
-    def image_set(listed: list[tuple[Path, str]]) -> ImageSet:
-        paths = [path for path, _ in listed]
-        pixels = decode(paths, centre(SIZE), (SIZE, SIZE), 3, spec)
-        given_N = torch.tensor([place[label] for _, label in listed])
-        names = tuple(str(path.relative_to(root)) for path in paths)
-        return ImageSet(pixels, given_N, tuple(classes), None, names)
-
-    return Data(
-        name=name,
-        train=image_set(train),
-        test=image_set(test),
-        mean=(0.485, 0.456, 0.406),  # ImageNet's: what pretrained networks expect
-        std=(0.229, 0.224, 0.225),
-        preset=name,
-    )
+    listed = {"train": _listed(root, "train", spec), "test": _listed(root, "val", spec)}
+    return Parts(name, listed, Recipe(READER, MEAN, STD, preset=name))
 
 
-def _listed(root: Path, part: str, spec: str) -> list[tuple[Path, str]]:
+def _listed(root: Path, part: str, spec: str) -> Listed:
     """The images of a list, with their classes. Paths begin in the folder itself or in its part."""
     path = root / f"{part}-list.txt"
     try:
@@ -60,7 +37,7 @@ def _listed(root: Path, part: str, spec: str) -> list[tuple[Path, str]]:
         ) from None
     except UnicodeDecodeError:
         raise InputError(f"{spec}: {path} is not text") from None
-    listed = []
+    paths, labels = [], []
     for row, line in enumerate(lines, 1):
         name, colon, label = line.strip().rpartition(":")
         if not colon or not name or not label.strip():
@@ -69,7 +46,8 @@ def _listed(root: Path, part: str, spec: str) -> list[tuple[Path, str]]:
         found = next((image for image in candidates if image.is_file()), None)
         if found is None:
             raise InputError(f"{spec}: {path}: line {row}: {candidates[0]} is missing; {OWNERS}")
-        listed.append((found, label.strip()))
-    if not listed:
+        paths.append(found)
+        labels.append(label.strip())
+    if not paths:
         raise InputError(f"{spec}: {path} is empty; {OWNERS}")
-    return listed
+    return Listed(tuple(paths), tuple(name_of(path, root) for path in paths), tuple(labels))
