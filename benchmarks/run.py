@@ -20,6 +20,7 @@ from statistics import mean, median
 from typing import Any
 
 import machine
+from pseudoloss.experiments.catalogue import NO_MATTER
 
 
 def main() -> None:
@@ -59,7 +60,17 @@ def main() -> None:
         print(f"mean of {len(runs)}: last {mean(run['accuracy']['last'] for run in runs):.2f}")
     kind, colon, _ = args.source.partition(":")
     places = {args.source: f"{kind}{colon and ':DIR'}", str(args.work): "RUNS"}
-    machine.write(args.out, {"runs": runs}, places)
+    machine.write(args.out, {"settings": settings_of(args, runs[0]["seed"]), "runs": runs}, places)
+
+
+def settings_of(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """What the runs were trained with: a preset may mean something else one day."""
+    config = json.loads((folder_of(args, seed) / "config.json").read_text())
+    return {name: value for name, value in config["settings"].items() if name not in NO_MATTER}
+
+
+def folder_of(args: argparse.Namespace, seed: int) -> Path:
+    return Path(args.work / f"{args.out.stem}-seed{seed}")
 
 
 def import_seconds() -> float:
@@ -80,7 +91,7 @@ def one_run(
     importing: float,
 ) -> dict[str, Any] | None:
     """Train one seed, or go on with it; None where time ran out."""
-    folder = args.work / f"{args.out.stem}-seed{seed}"
+    folder = folder_of(args, seed)
     clock = folder.with_suffix(".seconds")  # wall time of its processes so far
     before = float(clock.read_text()) if clock.exists() else 0.0
     if not (folder / "summary.json").exists():

@@ -19,7 +19,7 @@ from pseudoloss.cli import main, train_parser
 from pseudoloss.config import PRESETS, Settings, as_json, setting_types
 from pseudoloss.errors import BusyError, TrainingError
 from pseudoloss.experiments import cells, figures, tables
-from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, home
+from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, home, what_counts
 from pseudoloss.runs import RunFolder
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
@@ -351,6 +351,11 @@ def test_files_belong_to_cells_by_preset_and_flags(tmp_path, capsys):
         (results / name).write_text(json.dumps(content))
     make_file(results, "g.json", "digits --preset cifar100-id50", [(5, 3.0, 3.0)])  # another set
     make_file(results, "h.json", "cifar100:DIR --preset cifar100-id50", [(1, 4.0, 4.0)])  # again
+    # What was trained counts, not what the preset means today.
+    make_file(results, "i.json", "cifar100:DIR --preset cifar100-id50", [(3, 5.0, 5.0)])
+    content = json.loads((results / "i.json").read_text())
+    settings = what_counts("cifar100-id50", {"network": "small-cnn"})
+    (results / "i.json").write_text(json.dumps(content | {"settings": settings}))
     (results / "damaged.json").write_text("{")
     (results / "other.json").write_text('{"command": "python benchmarks/growth.py", "rows": []}')
     words = ["id-noise", "--results", results, "--only", "*"]

@@ -42,14 +42,14 @@ class Committed:
     file: str
     kind: str
     preset: str
-    changes: Mapping[str, Any]
+    settings: Mapping[str, Any]  # those that count
     results: tuple[Result, ...]
 
     def belongs_to(self, cell: Cell) -> bool:
         return (
             self.kind == cell.source.partition(":")[0]
             and self.preset == cell.preset
-            and what_counts(self.preset, self.changes) == what_counts(cell.preset, cell.changes)
+            and self.settings == what_counts(cell.preset, cell.changes)
         )
 
 
@@ -174,9 +174,12 @@ def committed(folder: Path) -> Iterable[Committed]:
             )
             program = next(n for n, word in enumerate(words) if word.endswith("run.py"))
             kind = words[program + 1].partition(":")[0]
+            settings = what_counts(preset, flags(words[ours + 1 :]))
+            if "settings" in content:  # the preset may have meant something else then
+                settings = what_counts("", content["settings"])
         except (OSError, ValueError, KeyError, TypeError, IndexError, StopIteration):
             continue
-        yield Committed(path.name, kind, preset, flags(words[ours + 1 :]), results)
+        yield Committed(path.name, kind, preset, settings, results)
 
 
 def flags(words: Sequence[str]) -> dict[str, Any]:
