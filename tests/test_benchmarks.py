@@ -65,3 +65,22 @@ def test_the_benchmark_of_files_runs(tmp_path):
     rows = json.loads(out.read_text())["rows"]
     assert rows.keys() >= {"loader, views only", "files, views only", "loader", "files", "memory"}
     assert all(row["images_a_second"] > 0 for row in rows.values())
+
+
+def test_the_benchmark_of_held_out_images_runs(tmp_path):
+    out = tmp_path / "held-out.json"
+    words = [str(ROOT / "benchmarks" / "held_out.py"), "--quick", "--out", str(out)]
+    result = subprocess.run(
+        [sys.executable, *words],
+        env=os.environ | {"PSEUDOLOSS_COMMIT": "none", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    cases = json.loads(out.read_text())["cases"]
+    assert (cases[0]["method"], cases[0]["noise"]) == ("pls", 0.4)
+    for case in cases:
+        assert case["rows"].keys() == {"train", "held-out"}
+        together = case["stage_1_by_mixture_of"]["all"]["all together"]
+        assert together.keys() == {"precision", "recall"}

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from pseudoloss.data import arrays
-from pseudoloss.labels import label_table, read_labels, write_labels
+from pseudoloss.labels import estimated_noise, label_table, read_labels, write_labels
 from pseudoloss.memory import Memory
 
 COLUMNS = [
     "index",
     "path",
+    "part",
     "given_label",
     "predicted_label",
     "suggested_label",
@@ -44,6 +45,7 @@ def test_a_row_an_image(material):
     table = label_table(*material, judged=True)
     assert table.columns.tolist() == COLUMNS
     assert table["index"].tolist() == [0, 1, 2, 3]
+    assert table["part"].tolist() == ["train"] * 4
     assert table["action"].tolist() == ["keep", "relabel", "look", "keep"]
     assert table["is_label_issue"].tolist() == [False, True, True, False]
     assert table["given_label"].tolist() == ["ant", "ant", "bee", "bee"]
@@ -58,6 +60,31 @@ def test_without_judged_guesses_nothing_is_suggested(material):
     assert table["trust"].isna().all()
     assert table["action"].tolist() == ["keep", "look", "look", "look"]
     assert table["suggested_label"].isna().tolist() == [False, True, True, True]
+
+
+def test_held_out_images_come_behind_the_others(material):
+    images, memory = material
+    table = label_table(*material, judged=True, held_out=(images, memory.part(slice(None))))
+    assert table.columns.tolist() == COLUMNS
+    assert table["index"].tolist() == list(range(8))
+    assert table["part"].tolist() == ["train"] * 4 + ["held-out"] * 4
+    apart = ["index", "part"]
+    pd.testing.assert_frame_equal(
+        table[:4].drop(columns=apart), table[4:].drop(columns=apart).reset_index(drop=True)
+    )
+
+
+def test_the_noise_is_estimated_over_images_that_were_trained_on(material):
+    images, _ = material
+    held = Memory.of(images.given_N, 2)  # nothing is noisy
+    table = label_table(*material, judged=True, held_out=(images, held))
+    assert estimated_noise(table) == {"rate": 0.5, "by_class": {"ant": 0.5, "bee": 0.5}}
+
+
+def test_a_table_that_was_written_without_parts(material, tmp_path):
+    table = label_table(*material, judged=True)
+    write_labels(table.drop(columns="part"), tmp_path)
+    pd.testing.assert_frame_equal(read_labels(tmp_path), table, check_dtype=False, rtol=1e-5)
 
 
 def test_written_and_read_again(material, tmp_path):

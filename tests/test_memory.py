@@ -40,6 +40,17 @@ def slow_pseudo_loss(guess, logits):
     return np.array(losses)
 
 
+def test_other_images_behind_it_and_a_part_of_all():
+    first, second = make(5, seed=1)[0], make(5, seed=2)[0]
+    both = first.followed_by(second)
+    for part, wanted in ((slice(N), first), (slice(N, None), second)):
+        for name, tensor in both.part(part).tensors().items():
+            assert torch.equal(tensor, wanted.tensors()[name]), name
+    both.noisy_N.fill_(True)
+    assert not first.noisy_N.any()
+    assert both.classes == both.part(ALL).classes == 5
+
+
 def test_it_begins_without_doubt():
     memory = Memory.of(torch.tensor([2, 0, 1]), 3)
     assert memory.guess_N.tolist() == [2, 0, 1]

@@ -129,8 +129,8 @@ def test_without_correction_nothing_is_guessed(setting):
     setting.loss(correct=False)
     assert len(setting.network.seen) == 2
     assert torch.equal(setting.memory.guesses(slice(None)), before)
-    assert not build(Settings(correct=False), setting.given, C).guesses
-    assert build(Settings(), setting.given, C).guesses
+    assert build(Settings(correct=False), setting.given, C).guess is None
+    assert build(Settings(), setting.given, C).guess is not None
 
 
 def test_without_contrast_the_strong_view_is_not_seen(setting):

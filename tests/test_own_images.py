@@ -46,7 +46,8 @@ def test_a_folder_becomes_a_label_table(photos, tmp_path):
     (photos / "bee" / "empty.jpg").touch()
     run = pl.train(photos, out=tmp_path / "run", quiet=True, **QUICK)
     assert run.finished
-    assert len(run.labels) == 4 * 14  # a tenth is held out: two of sixteen
+    counts = run.labels["part"].value_counts()
+    assert counts.to_dict() == {"train": 4 * 14, "held-out": 4 * 2}  # a tenth of sixteen: two
     assert set(run.labels["given_label"]) == set(NAMES)
     assert all((photos / path).is_file() for path in run.labels["path"])
     skipped = pd.read_csv(tmp_path / "run" / "skipped.csv")
@@ -57,7 +58,8 @@ def test_a_folder_becomes_a_label_table(photos, tmp_path):
     assert accuracy["noisy_labels"] is True
     noise = run.summary["estimated_noise"]
     assert noise["by_class"].keys() == set(NAMES)
-    assert noise["rate"] == pytest.approx(run.labels["is_label_issue"].mean())
+    trained_on = run.labels[run.labels["part"] == "train"]
+    assert noise["rate"] == pytest.approx(trained_on["is_label_issue"].mean())
 
 
 def test_the_command_says_what_it_leaves_out_and_how_accuracy_is_meant(photos, tmp_path, capsys):

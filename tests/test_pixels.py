@@ -4,7 +4,7 @@ import torch
 import pseudoloss as pl
 from pseudoloss import pixels as module
 from pseudoloss.config import Settings
-from pseudoloss.pixels import SLOTS, Resident, Streamed, place, room_for_images
+from pseudoloss.pixels import SLOTS, Resident, Streamed, Together, place, room_for_images
 from pseudoloss.progress import Silent
 from pseudoloss.session import Session
 
@@ -37,6 +37,15 @@ def test_parts_are_all_images_in_order(kind, size):
         parts = [part.clone() for part in pixels.parts(size)]
         assert torch.equal(torch.cat(parts), all_images)
         assert all(len(part) == size for part in parts[:-1])
+
+
+def test_sets_one_after_another():
+    first, second = images(), images(7)
+    pixels = Together(Resident(first, CPU), Streamed(second, CPU))
+    assert len(pixels) == 30
+    parts = [part.clone() for part in pixels.parts(5)]
+    assert torch.equal(torch.cat(parts), torch.cat([first, second]))
+    assert [len(part) for part in parts] == [5, 5, 5, 5, 3, 5, 2]
 
 
 def test_a_streamed_batch_is_always_the_same_tensor():

@@ -6,19 +6,21 @@ import torch.nn.functional as F
 
 from pseudoloss import metrics, tracking
 from pseudoloss.memory import Memory
-from pseudoloss.methods.pls import high_loss, not_low_loss, trust_confident
+from pseudoloss.methods.pls import guess_labels, high_loss, not_low_loss, trust_confident
 from pseudoloss.mixture import fit_two_modes
 from pseudoloss.networks import build
 from pseudoloss.pixels import Resident
 from pseudoloss.tracking import (
     NOISE_METRICS,
     diverge,
+    guess,
     images_at_once,
+    judge,
+    look,
     noise_metrics,
     of_guesses,
     predict,
     project,
-    track,
 )
 from pseudoloss.views import WEAK_DRAWS, Views
 
@@ -38,16 +40,9 @@ def setting():
 
 def run(judge_guesses=True, rule=high_loss, threshold=0.5, **options):
     network, views, pixels, given, memory = setting()
-    stages = track(
-        network,
-        views,
-        pixels,
-        given,
-        memory,
-        is_noisy=partial(rule, threshold=threshold),
-        judge_guesses=judge_guesses,
-        **options,
-    )
+    look(network, views, pixels, given, memory)
+    is_noisy = partial(rule, threshold=threshold)
+    stages = judge(memory, is_noisy=is_noisy, judge_guesses=judge_guesses, **options)
     logits = torch.cat(list(predict(network, views, pixels)))
     return stages, memory, given, logits
 
@@ -78,6 +73,26 @@ def test_trust_waits_for_guesses():
     assert stages.pseudo_loss is None
     assert memory.noisy_N.any()
     assert (memory.trust_N == 1).all()
+
+
+def test_guesses_come_from_two_weak_views_and_change_nothing_else(monkeypatch):
+    network, views, pixels, _, memory = setting()
+    views = replace(views, pad=2)
+    draws = torch.rand(N, 2 * WEAK_DRAWS, generator=torch.Generator().manual_seed(0))
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    with torch.no_grad():
+        first, second = (
+            network.eval()(views.weak(pixels.images_NCHW, part))[0]
+            for part in (draws[:, :WEAK_DRAWS], draws[:, WEAK_DRAWS:])
+        )
+    guess_of = partial(guess_labels, gamma=2)
+    for at_once in (2**21, 7 * 64):
+        network.train()
+        monkeypatch.setattr(tracking, "PIXELS_AT_ONCE", at_once)
+        guess(network, views, pixels, memory, draws, guess_of)
+        torch.testing.assert_close(memory.guesses(slice(None)), guess_of(first, second))
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
 
 
 def test_the_papers_side_of_the_threshold():

@@ -287,10 +287,10 @@ def test_timing_of_mask_and_trust(tiny_source, tiny_settings, monkeypatch):
 
     def spy(*arguments, judge_guesses, **options):
         seen.append(judge_guesses)
-        return session_module_track(*arguments, judge_guesses=judge_guesses, **options)
+        return whole(*arguments, judge_guesses=judge_guesses, **options)
 
-    session_module_track = session_module.track
-    monkeypatch.setattr(session_module, "track", spy)
+    whole = session_module.judge
+    monkeypatch.setattr(session_module, "judge", spy)
     run = pl.train(tiny_source, quiet=True, **(tiny_settings | {"epochs": 5, "warmup": 2}))
     assert seen == [False, True, True, True]
     assert run.metrics["noisy"].isna().tolist() == [True, False, False, False, False]

@@ -10,10 +10,16 @@ from pseudoloss.data import ImageSet
 from pseudoloss.files import write_atomically
 from pseudoloss.memory import Memory
 
+TRAIN, HELD_OUT = "train", "held-out"  # parts of the images
 TRUSTED = 0.5  # a guess is offered as a new label from this trust on
 
 
-def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
+def label_table(
+    images: ImageSet,
+    memory: Memory,
+    judged: bool,
+    held_out: tuple[ImageSet, Memory] | None = None,
+) -> pd.DataFrame:
     """One row an image; the columns that cleanlab has too bear its names.
 
     `action` is what we would do: `keep` the label; `relabel` it (noisy, and the guess is trusted);
@@ -24,7 +30,17 @@ def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
         images: the set that was trained on.
         memory: what was remembered of it.
         judged: whether stage 2 has judged guesses; without, there is no trust and no suggestion.
+        held_out: images of the same source that were not trained on, and what was made of them.
     """
+    rows = [_rows(TRAIN, images, memory, judged)]
+    if held_out is not None:
+        rows.append(_rows(HELD_OUT, *held_out, judged))
+    table = pd.concat(rows, ignore_index=True)
+    table.insert(0, "index", np.arange(len(table)))
+    return table
+
+
+def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
     names = np.array(images.classes, dtype=object)
     given = images.given_N.numpy()
     noisy = memory.noisy_N.cpu().numpy()
@@ -37,8 +53,8 @@ def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
     suggested[action == "look"] = np.nan
     return pd.DataFrame(
         {
-            "index": np.arange(len(images)),
             "path": np.array(images.paths or [np.nan] * len(images), dtype=object),
+            "part": part,
             "given_label": names[given],
             "predicted_label": names[memory.predicted_N.cpu().numpy()],
             "suggested_label": suggested,
@@ -52,7 +68,8 @@ def label_table(images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
 
 
 def estimated_noise(table: pd.DataFrame) -> dict[str, Any]:
-    """How many labels seem to be wrong: of all, and of each class."""
+    """How many of the labels that were trained on seem to be wrong: of all, and of each class."""
+    table = table[table["part"] == TRAIN]
     by_class = table.groupby("given_label", sort=False)["is_label_issue"].mean()
     return {
         "rate": float(table["is_label_issue"].mean()),
@@ -74,11 +91,15 @@ def write_labels(table: pd.DataFrame, folder: Path) -> None:
 
 
 def read_labels(folder: Path) -> pd.DataFrame:
-    """The label table of a run folder; labels and paths are text, as they were written."""
-    text = ["path", "given_label", "predicted_label", "suggested_label", "action"]
-    return pd.read_csv(
+    """The label table of a run folder; labels and paths are text, as they were written. Where it
+    was written without parts, only images that were trained on have a row."""
+    text = ["path", "part", "given_label", "predicted_label", "suggested_label", "action"]
+    table = pd.read_csv(
         folder / "labels.csv",
         dtype=dict.fromkeys(text, object),
         keep_default_na=False,
         na_values={"path": [""], "suggested_label": [""], "trust": [""], "label_score": [""]},
     )
+    if "part" not in table:
+        table.insert(list(table).index("path") + 1, "part", TRAIN)
+    return table

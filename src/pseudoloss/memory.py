@@ -64,6 +64,17 @@ class Memory:
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
 
+    def followed_by(self, others: "Memory") -> "Memory":
+        """A copy, with what is remembered of other images behind it."""
+        behind = others.tensors()
+        both = {name: torch.cat([own, behind[name]]) for name, own in self.tensors().items()}
+        return Memory(classes=self.classes, **both)
+
+    def part(self, part: slice) -> "Memory":
+        """What is remembered of some of the images."""
+        some = {name: tensor[part] for name, tensor in self.tensors().items()}
+        return Memory(classes=self.classes, **some)
+
     @property
     def guess_N(self) -> Tensor:
         """The most likely class of each guess."""

@@ -129,6 +129,20 @@ class Decoded(Streamed):
             ) from None
 
 
+class Together(Resident):
+    """Several sets, one after another, to look at."""
+
+    def __init__(self, *sets: Resident) -> None:
+        self.sets = sets
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sets))
+
+    def parts(self, size: int) -> Iterator[Tensor]:
+        for pixels in self.sets:
+            yield from pixels.parts(size)
+
+
 def _hush(worker: int) -> None:
     """What PIL has to say about odd files was passed over when they were read first."""
     warnings.simplefilter("ignore")

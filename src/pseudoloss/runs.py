@@ -63,8 +63,9 @@ def load(path: str | Path, device: str = "cpu") -> Run:
     try:
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
         labels = read_labels(folder.path)
-        if len(labels) != summary["images"]:
-            raise ValueError(f"labels.csv has {len(labels)} rows, not {summary['images']}")
+        rows = summary["images"] + summary.get("held_out", 0)
+        if len(labels) != rows:
+            raise ValueError(f"labels.csv has {len(labels)} rows, not {rows}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: the folder of the run is damaged ({error})") from None
     return Run(

@@ -1,12 +1,13 @@
 """A training session: everything on the device, and what happens in one epoch.
 
-Shapes: N images, B in a batch (of P parts, b in each), S steps, C classes, K random numbers an
-image.
+Shapes: N images, M held out, B in a batch (of P parts, b in each), S steps, C classes, K random
+numbers an image.
 """
 
 import math
 import time
 import zlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,16 +33,18 @@ from pseudoloss.methods import Batch, Part, Seen, Shown, pls
 from pseudoloss.mixture import Mixture
 from pseudoloss.model import Description, Model
 from pseudoloss.networks import Network
-from pseudoloss.pixels import Resident, place
+from pseudoloss.pixels import Resident, Together, place
 from pseudoloss.progress import Teller
 from pseudoloss.tracking import (
     Stages,
+    guess,
+    judge,
+    look,
     noise_metrics,
     of_guesses,
     predict,
     project,
     the_loss,
-    track,
     trust_by_pseudo_loss,
 )
 from pseudoloss.views import WEAK_DRAWS, Views
@@ -121,7 +124,7 @@ class Session:
 
     def judges_guesses(self, epoch: int) -> bool:
         """Whether stage 2 runs after an epoch: from the first one that left guesses (row 11)."""
-        return self.method.guesses and not self.in_warm_up(epoch)
+        return self.method.guess is not None and not self.in_warm_up(epoch)
 
     def train_epoch(self, epoch: int) -> float:
         """All steps of an epoch (counted from 0); its mean loss, NaN where the weights are."""
@@ -157,6 +160,38 @@ class Session:
             chance = torch.Generator(self.device).manual_seed(seed)
             self.weak_draws_NK.uniform_(generator=chance)
         return self.tracking[self.judges_guesses(epoch)]()
+
+    def judge_held_out(self, epoch: int) -> tuple[ImageSet, Memory] | None:
+        """The images that were held out and whose labels may be wrong, if there are any, and what
+        there is to remember of them after an epoch.
+
+        They are judged together with the images that were trained on: alone they may be few, and
+        their losses are not those of labels that the network has seen.
+        """
+        test, pixels, name = self.data.test, self.test_pixels, self.settings.noise_metric
+        if test is None or pixels is None or not self.data.noisy_test:
+            return None
+        N, M = len(self.pixels), len(pixels)
+        given_M = test.given_N.to(self.device)
+        memory = Memory.of(given_M, self.memory.classes)
+        chance = torch.Generator(self.device)
+        chance.manual_seed(stream_seed(self.settings.seed, "held out", epoch))
+        guess_of = self.method.guess if self.judges_guesses(epoch) else None
+        if guess_of is not None:
+            draws_MK = torch.rand(M, 2 * WEAK_DRAWS, generator=chance, device=self.device)
+            guess(self.network, self.views, pixels, memory, draws_MK, guess_of)
+        look(self.network, self.views, pixels, given_M, memory)
+
+        def noise_metric(both: Memory) -> Tensor:
+            images = Together(self.pixels, pixels)
+            given = torch.cat([self.given_N, given_M])
+            draws = torch.rand(N + M, WEAK_DRAWS, generator=chance, device=self.device)
+            found = noise_metrics((name,), self.network, self.views, images, given, both, draws)
+            return found[name]
+
+        both = self.memory.followed_by(memory)
+        self._judge(both, guess_of is not None, noise_metric)
+        return test, both.part(slice(N, None))
 
     def noise_metrics(self, *names: str) -> dict[str, Tensor]:
         """What each of these metrics says of every given label, after a tracking pass."""
@@ -273,23 +308,27 @@ class Session:
         threshold = self.settings.trust_threshold
         return pls.trust_confident(value_N, memory.noisy_N, threshold), None
 
-    def _tracking(self, judge_guesses: bool) -> Call[Stages]:
+    def _judge(
+        self, memory: Memory, judge_guesses: bool, noise_metric: Callable[[Memory], Tensor]
+    ) -> Stages:
+        """Both stages, by the rules that the settings ask for."""
         rule = {"noisy": pls.high_loss, "clean": pls.not_low_loss}[self.settings.threshold_on]
-        by_loss = self.settings.noise_metric == "loss"
         by_pseudo_loss = self.settings.trust_metric == "pseudo-loss"
+        return judge(
+            memory,
+            is_noisy=partial(rule, threshold=self.settings.threshold),
+            judge_guesses=judge_guesses,
+            noise_metric=noise_metric,
+            trust=trust_by_pseudo_loss if by_pseudo_loss else self._trust,
+        )
+
+    def _tracking(self, judge_guesses: bool) -> Call[Stages]:
+        by_loss = self.settings.noise_metric == "loss"
 
         def tracking() -> Stages:
-            return track(
-                self.network,
-                self.views,
-                self.pixels,
-                self.given_N,
-                self.memory,
-                is_noisy=partial(rule, threshold=self.settings.threshold),
-                judge_guesses=judge_guesses,
-                noise_metric=the_loss if by_loss else self._noise_metric,
-                trust=trust_by_pseudo_loss if by_pseudo_loss else self._trust,
-            )
+            look(self.network, self.views, self.pixels, self.given_N, self.memory)
+            noise_metric = the_loss if by_loss else self._noise_metric
+            return self._judge(self.memory, judge_guesses, noise_metric)
 
         # Other metrics of stage 1 make further passes, and are not made for being captured.
         plain = self.pixels.streamed or not by_loss

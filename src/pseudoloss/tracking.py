@@ -1,5 +1,5 @@
-"""The tracking pass: what the network makes of every image, once an epoch; then both stages.
-And what other metrics (metrics.py) make of it, where they are asked for.
+"""The tracking pass: what the network makes of every image, once an epoch (`look`); then both
+stages (`judge`). And what other metrics (metrics.py) make of it, where they are asked for.
 
 Shapes: N images, B of them at a time, C classes, D dimensions of the contrastive space, K random
 numbers an image.
@@ -18,7 +18,7 @@ from pseudoloss.methods.pls import pseudo_loss, trust_guesses
 from pseudoloss.mixture import Mixture, fit_two_modes
 from pseudoloss.networks import Network
 from pseudoloss.pixels import Resident
-from pseudoloss.views import Views
+from pseudoloss.views import WEAK_DRAWS, Views
 
 PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
 SHARES_AT_ONCE = 2**22  # of guesses, a number a class
@@ -53,23 +53,8 @@ def trust_by_pseudo_loss(memory: Memory) -> tuple[Tensor, Mixture | None]:
 
 
 @torch.no_grad()
-def track(
-    network: Network,
-    views: Views,
-    pixels: Resident,
-    given_N: Tensor,
-    memory: Memory,
-    *,
-    is_noisy: Callable[[Mixture], Tensor],
-    judge_guesses: bool,
-    noise_metric: Callable[[Memory], Tensor] = the_loss,
-    trust: Callable[[Memory], tuple[Tensor, Mixture | None]] = trust_by_pseudo_loss,
-) -> Stages:
-    """Fill the memory: losses and predictions of all images, then `noisy`, then `trust`.
-
-    Stage 1 fits its mixture to `noise_metric`; `is_noisy` is its rule. Stage 2 (`trust`) waits
-    until an epoch has left guesses (`judge_guesses`); until then trust is 1 (row 11).
-    """
+def look(network: Network, views: Views, pixels: Resident, given_N: Tensor, memory: Memory) -> None:
+    """Fill the memory with losses, pseudo-losses and predictions of all images."""
     start = 0
     for logits_BC in predict(network, views, pixels):
         part = slice(start, start + len(logits_BC))
@@ -78,6 +63,21 @@ def track(
         memory.pseudo_loss_N[part] = pseudo_loss(memory.guesses(part), logits_BC)
         memory.predicted_N[part] = logits_BC.argmax(1)
 
+
+@torch.no_grad()
+def judge(
+    memory: Memory,
+    *,
+    is_noisy: Callable[[Mixture], Tensor],
+    judge_guesses: bool,
+    noise_metric: Callable[[Memory], Tensor] = the_loss,
+    trust: Callable[[Memory], tuple[Tensor, Mixture | None]] = trust_by_pseudo_loss,
+) -> Stages:
+    """Fill the memory with `noisy`, then with `trust`.
+
+    Stage 1 fits its mixture to `noise_metric`; `is_noisy` is its rule. Stage 2 (`trust`) waits
+    until an epoch has left guesses (`judge_guesses`); until then trust is 1 (row 11).
+    """
     stage1 = fit_two_modes(noise_metric(memory))
     memory.p_noisy_N.copy_(1 - stage1.low_N)
     memory.noisy_N.copy_(is_noisy(stage1))
@@ -86,6 +86,28 @@ def track(
     trust_N, stage2 = trust(memory)
     memory.trust_N.copy_(trust_N)
     return Stages(stage1, stage2)
+
+
+@torch.no_grad()
+def guess(
+    network: Network,
+    views: Views,
+    pixels: Resident,
+    memory: Memory,
+    draws_NK: Tensor,
+    guess_of: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Leave guesses in the memory as an epoch does, but of images that are not trained on: from two
+    weak views, and in evaluation mode, since they are to change nothing. `draws_NK` are for both.
+    """
+    with network.unchanging():
+        for part, images_BCHW in _parts(views, pixels):
+            first_BC, second_BC = (
+                network(views.weak(images_BCHW, draws_BK))[0]
+                for draws_BK in draws_NK[part].split(WEAK_DRAWS, dim=1)
+            )
+            index_B = torch.arange(part.start, part.stop, device=images_BCHW.device)
+            memory.remember_guesses(index_B, guess_of(first_BC, second_BC))
 
 
 def noise_metrics(
@@ -128,12 +150,11 @@ def project(network: Network, views: Views, pixels: Resident) -> Tensor:
 def diverge(network: Network, views: Views, pixels: Resident, draws_NK: Tensor) -> Tensor:
     """How far the predictions of the plain view and of a weak one differ, for all images; NaN where
     the two views are the same by the settings."""
-    size = images_at_once(views)
     found = []
     with network.unchanging():
-        for images_BCHW, draws_BK in zip(pixels.parts(size), draws_NK.split(size), strict=True):
+        for part, images_BCHW in _parts(views, pixels):
             plain_BC, _ = network(views.plain(images_BCHW))
-            weak_BC, _ = network(views.weak(images_BCHW, draws_BK))
+            weak_BC, _ = network(views.weak(images_BCHW, draws_NK[part]))
             found_B = metrics.view_divergence(plain_BC, weak_BC)
             same = views.weak_is_plain(images_BCHW.shape[2:])
             found.append(torch.full_like(found_B, torch.nan) if same else found_B)
@@ -145,6 +166,15 @@ def of_guesses(metric: Callable[[Tensor], Tensor], memory: Memory) -> Tensor:
     size = max(1, SHARES_AT_ONCE // memory.classes)
     parts = [slice(start, start + size) for start in range(0, len(memory.trust_N), size)]
     return torch.cat([metric(memory.guesses(part)) for part in parts])
+
+
+def _parts(views: Views, pixels: Resident) -> Iterator[tuple[slice, Tensor]]:
+    """All images, and the places of those that come together."""
+    start = 0
+    for images_BCHW in pixels.parts(images_at_once(views)):
+        part = slice(start, start + len(images_BCHW))
+        start = part.stop
+        yield part, images_BCHW
 
 
 def images_at_once(views: Views) -> int:

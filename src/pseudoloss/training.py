@@ -421,7 +421,12 @@ def finish(
     settings, epoch = session.settings, record.epochs - 1
     if not session.tracks(epoch):  # stopped in the warm-up: there is something to say all the same
         session.track(epoch)
-    labels = label_table(session.data.train, session.memory, judged=session.judges_guesses(epoch))
+    labels = label_table(
+        session.data.train,
+        session.memory,
+        session.judges_guesses(epoch),
+        session.judge_held_out(epoch),
+    )
     run = Run(
         settings=settings,
         labels=labels,
@@ -468,6 +473,7 @@ def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[st
         "startup_seconds": record.startup_seconds,
         "epochs": record.epochs,
         "images": len(session.data.train),
+        "held_out": len(labels) - len(session.data.train),
         "classes": len(session.data.train.classes),
         "notices": record.notices,
         "device": wording.device_name(session.device),

@@ -140,7 +140,8 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
         f"({noise['by_class'][worst]:.1%})"
     )
     keep, relabel, look = (summary["actions"][name] for name in ("keep", "relabel", "look"))
-    lines.append(f"  labels     {keep:,} to keep, {relabel:,} to relabel, {look:,} to look at")
+    too = f" ({summary['held_out']:,} held-out images too)" if summary["held_out"] else ""
+    lines.append(f"  labels     {keep:,} to keep, {relabel:,} to relabel, {look:,} to look at{too}")
     if path is not None:
         lines.append(f"  written    {path}/: labels.csv, model.safetensors, summary.json, …")
     return "\n".join(lines)

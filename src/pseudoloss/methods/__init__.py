@@ -1,6 +1,8 @@
 """One file a method. A method says what the network is to see, and makes a loss of what it answers:
 once for the steps of the warm-up, once for the others."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -40,8 +42,9 @@ class Method(Part, Protocol):
         """Random numbers an image needs in a step."""
 
     @property
-    def guesses(self) -> bool:
-        """Whether a step leaves guesses in the memory, for stage 2 to judge."""
+    def guess(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """What a step guesses from the logits of two weak views, and leaves in the memory for stage
+        2 to judge; None where it guesses nothing."""
 
     @property
     def warm_up(self) -> Part: ...
@@ -53,12 +56,13 @@ def build(settings: Settings, given_N: Tensor, classes: int) -> Method:
         return CrossEntropy()
     if settings.method == "mixup":
         return Mixup()
+    normalise = {"sum": pls.by_sum, "max": pls.by_max}[settings.guess_norm]
+    guess = partial(pls.guess_labels, gamma=settings.gamma, normalise=normalise)
     return pls.PLS(
-        gamma=settings.gamma,
+        guess=guess if settings.correct else None,
         mu=settings.mu,
         balance=settings.balance,
         prior_C=_prior(settings, given_N, classes),
-        normalise={"sum": pls.by_sum, "max": pls.by_max}[settings.guess_norm],
         classification={
             "apart": pls.classification_apart,
             "together": pls.classification_together,
@@ -67,7 +71,6 @@ def build(settings: Settings, given_N: Tensor, classes: int) -> Method:
             settings.contrast_class
         ],
         guess_in_eval=settings.guess_mode == "eval",
-        correct=settings.correct,
         contrast=settings.contrast,
         trust_in_classification=settings.trust_in_classification,
         trust_in_contrast=settings.trust_in_contrast,

@@ -13,7 +13,7 @@ from pseudoloss.views import WEAK_DRAWS, Views
 @dataclass(frozen=True)
 class CrossEntropy:
     draws = WEAK_DRAWS
-    guesses = False
+    guess = None
     guess_in_eval = False
 
     @property

@@ -28,7 +28,7 @@ class Mixup:
     """The baseline, and the warm-up of PLS."""
 
     draws = WEAK_DRAWS
-    guesses = False
+    guess = None
     guess_in_eval = False
 
     @property

@@ -171,27 +171,20 @@ def one_hot_of(target_BC: Tensor) -> Tensor:
 class PLS:
     """The loss of a step, and what may be switched off in it."""
 
-    gamma: float
+    guess: Callable[[Tensor, Tensor], Tensor] | None  # Eq. 1; None: nothing is corrected
     mu: float
     balance: float
     prior_C: Tensor
-    normalise: Callable[[Tensor], Tensor]
     classification: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     contrastive_class: Callable[[Tensor, Tensor, Tensor], Tensor]
     guess_in_eval: (
         bool  # without, as released: batch statistics count, the running ones move (row 12)
     )
-    correct: bool
     contrast: bool
     trust_in_classification: bool
     trust_in_contrast: bool
 
     draws = 2 * WEAK_DRAWS + STRONG_DRAWS
-
-    @property
-    def guesses(self) -> bool:
-        """Whether a step leaves guesses in the memory, for stage 2 to judge."""
-        return self.correct
 
     @property
     def warm_up(self) -> Mixup:
@@ -206,7 +199,7 @@ class PLS:
         )
         weak_view = views.weak(images_BCHW, first_draws)
         shown = Shown([], [mix(weak_view, partner_B, lam)])
-        if self.correct:
+        if self.guess is not None:
             shown.for_guesses.extend([weak_view, views.weak(images_BCHW, second_draws)])
         if self.contrast:
             shown.for_losses.append(views.strong(images_BCHW, strong_draws))
@@ -216,9 +209,9 @@ class PLS:
         """Lines 16 to 27."""
         index_B, _, given_B, partner_B, lam, _ = batch
         target_BC = F.one_hot(given_B, len(self.prior_C)).float()
-        if self.correct:
+        if self.guess is not None:
             (first_BC, _), (second_BC, _) = seen.guessed
-            guess_BC = guess_labels(first_BC, second_BC, self.gamma, self.normalise)
+            guess_BC = self.guess(first_BC, second_BC)
             memory.remember_guesses(index_B, guess_BC)
             target_BC = torch.where(memory.noisy_N[index_B, None], guess_BC, target_BC)
         w_B = memory.trust_N[index_B]
