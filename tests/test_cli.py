@@ -146,7 +146,8 @@ def test_presets(capsys):
     assert "cifar100-id80" in out
     assert "--threshold 0.5" in out
     assert "--no-flip" in out
-    assert "\ncifar100-inet-40-20    --corrupt symmetric:0.2+out:0.4\n" in out
+    network = "--network preactresnet18-stemnorm"
+    assert f"\ncifar100-inet-40-20    {network}  --corrupt symmetric:0.2+out:0.4\n" in out
 
 
 IMAGES, LABELS = make_images()
