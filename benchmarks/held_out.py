@@ -76,18 +76,20 @@ def measure(method: str, noise: float, seeds: list[int], epochs: int | None) -> 
         data = with_held_out(replace(digits, train=noisy, test=None), SHARE, seed)
         words = {} if epochs is None else {"epochs": epochs}
         run = pl.train(data, preset="digits", method=method, seed=seed, quiet=True, **words)
+        assert data.test is not None
         loss, wrong = {}, {}
-        for part, images in (("train", data.train), ("held-out", data.test)):
-            assert images is not None
+        tables = {part: run.labels[run.labels["part"] == part] for part in rows}
+        for (part, table), images in zip(tables.items(), (data.train, data.test), strict=True):
             assert images.true_N is not None
-            table = run.labels[run.labels["part"] == part]
             wrong[part] = images.given_N != images.true_N
             loss[part] = -torch.tensor(table["label_score"].to_numpy()).log()
             rows[part] += counts(torch.tensor(table["is_label_issue"].to_numpy()), wrong[part])
             aucs[part].append(auc(loss[part], wrong[part]))
-        moved = (table["action"] == "relabel").to_numpy()
-        right = np.array(images.classes, dtype=object)[images.true_N.numpy()]
-        relabelled += (table["suggested_label"].to_numpy() == right)[moved].sum(), moved.sum()
+        assert data.test.true_N is not None
+        held = tables["held-out"]
+        moved = (held["action"] == "relabel").to_numpy()
+        right = np.array(data.test.classes, dtype=object)[data.test.true_N.numpy()]
+        relabelled += (held["suggested_label"].to_numpy() == right)[moved].sum(), moved.sum()
         random = torch.Generator().manual_seed(seed)
         M = len(wrong["held-out"])
         chosen = [torch.randperm(M, generator=random)[:FEW] for _ in range(DRAWS)]
@@ -104,7 +106,9 @@ def measure(method: str, noise: float, seeds: list[int], epochs: int | None) -> 
             part: rates(found) | {"auc": round(float(np.mean(aucs[part])), 4)}
             for part, found in rows.items()
         },
-        "held_out_suggestions_right": round(relabelled[0] / max(relabelled[1], 1), 4),
+        "held_out_suggestions_right": (  # of none, where none was made
+            round(relabelled[0] / relabelled[1], 4) if relabelled[1] else None
+        ),
         "stage_1_by_mixture_of": {
             size: {way: rates(found) for way, found in each.items()} for size, each in ways.items()
         },

@@ -151,7 +151,7 @@ def arithmetic(session: Session) -> dict[str, int]:
     forward = counter.get_total_flops()
     batch, method = session.settings.batch_size, session.method
     contrast = getattr(method, "contrast", False)
-    passes = 3 * (2 if contrast else 1) + (2 if method.guesses else 0)
+    passes = 3 * (2 if contrast else 1) + (2 if method.guess is not None else 0)
     return {
         "warm-up step": 3 * batch * forward,
         "step": passes * batch * forward,

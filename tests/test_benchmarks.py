@@ -84,3 +84,20 @@ def test_the_benchmark_of_held_out_images_runs(tmp_path):
         assert case["rows"].keys() == {"train", "held-out"}
         together = case["stage_1_by_mixture_of"]["all"]["all together"]
         assert together.keys() == {"precision", "recall"}
+
+
+def test_the_benchmark_of_steps_runs(tmp_path):
+    out = tmp_path / "step.json"
+    sizes = ["--images", "64", "--classes", "4", "--size", "8", "--steps", "1"]
+    words = [str(ROOT / "benchmarks" / "step.py"), *sizes, "--preset", "digits", "--device", "cpu"]
+    result = subprocess.run(
+        [sys.executable, *words, "--out", str(out)],
+        env=os.environ | {"PSEUDOLOSS_COMMIT": "none", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(out.read_text())
+    assert found["tflop"].keys() == {row["part"] for row in found["rows"]}
+    assert all(row["milliseconds"] > 0 for row in found["rows"])

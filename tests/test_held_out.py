@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -44,7 +45,11 @@ def held_out(run):
 
 
 def trained_on(run):
-    return run.labels[run.labels["part"] == "train"]
+    return trained_on_table(run.labels)
+
+
+def trained_on_table(table):
+    return table[table["part"] == "train"]
 
 
 # ------------------------------------------------------------------------------------ their rows
@@ -56,7 +61,8 @@ def test_every_image_of_a_folder_has_a_row(photos, tmp_path, tiny_settings, caps
     files = {str(path.relative_to(photos)) for path in photos.rglob("*.*")}
     assert len(table) == 64
     assert set(table["path"]) == files
-    assert table["index"].tolist() == list(range(64))
+    in_order = sorted(files)
+    assert [in_order[i] for i in table["index"]] == table["path"].tolist()
     assert table["part"].tolist() == ["train"] * N + ["held-out"] * M
     assert (table["path"].str.split("/").str[0] == table["given_label"]).all()
     assert held_out(run)["label_score"].between(0, 1).all()
@@ -68,6 +74,52 @@ def test_every_image_of_a_folder_has_a_row(photos, tmp_path, tiny_settings, caps
     assert "to look at (16 held-out images too)" in capsys.readouterr().out
     loaded = pl.load(tmp_path / "run")
     pd.testing.assert_frame_equal(loaded.labels, table, check_dtype=False, rtol=1e-4)
+    numbers = loaded.labels[["label_score", "p_noisy", "trust"]]
+    assert set(map(str, numbers.dtypes)) == {"float64"}
+
+
+def test_the_index_is_the_place_in_the_source(tiny_settings):
+    """With images held out and without, so that verdicts can be put back into arrays."""
+    images, labels = make_images(64)
+    for share in (0.25, 0.0):
+        table = pl.train((images, labels), quiet=True, hold_out=share, **tiny_settings).labels
+        assert sorted(table["index"]) == list(range(64))
+        assert (table["given_label"] == labels[table["index"]].astype(str)).all()
+
+
+def test_files_that_are_left_out_keep_their_place(photos, tiny_settings):
+    files = sorted(path for path in photos.rglob("*.*"))
+    files[3].write_bytes(b"")
+    table = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
+    assert len(table) == 63
+    assert [str(files[i].relative_to(photos)) for i in table["index"]] == table["path"].tolist()
+
+
+def test_a_table_of_labels_names_images_that_are_trained_on(photos, tmp_path, tiny_settings):
+    out = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
+    for rows, share in ((trained_on_table(out), 0.25), (out, 0)):
+        named = rows[["index", "given_label"]].rename(columns={"given_label": "label"})
+        named.to_csv(tmp_path / "labels.csv", index=False)
+        words = {"hold_out": share, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
+        again = pl.train(photos, quiet=True, **words, **tiny_settings).labels
+        pd.testing.assert_series_equal(
+            again.set_index("index")["given_label"].sort_index(),
+            out.set_index("index")["given_label"].sort_index(),
+        )
+    with pytest.raises(InputError, match=r"no image to train on has the index .* --hold-out 0"):
+        pl.train(photos, quiet=True, **(words | {"hold_out": 0.25}), **tiny_settings)
+
+
+def test_nothing_is_held_out_beside_test_images(photos, tmp_path, tiny_settings):
+    (tmp_path / "parts").mkdir()
+    photos.rename(tmp_path / "parts" / "train")
+    shutil.copytree(tmp_path / "parts" / "train", tmp_path / "parts" / "val")
+    for source, words in (
+        (tmp_path / "parts", {}),
+        (tmp_path / "parts" / "train", {"test": tmp_path / "parts" / "val"}),
+    ):
+        with pytest.raises(InputError, match="--hold-out: there are test images already"):
+            pl.train(source, quiet=True, hold_out=0.2, **words, **tiny_settings)
 
 
 def test_wrong_labels_are_found_among_them(tiny_settings):

@@ -139,7 +139,10 @@ def test_a_table_does_not_make_a_truth(table):
             r"1 images have no row \(the first is image 39",
         ),
         (rows("index,label", [*range(40), 7], [*CLEAN, 1]), "image 7 has 2 rows"),
-        (rows("index,label", [*range(39), 99], CLEAN), "line 41: no image has the index 99"),
+        (
+            rows("index,label", [*range(39), 99], CLEAN),
+            "line 41: no image to train on",
+        ),
         (rows("index,label", range(40), [*CLEAN[:39], "dgo"]), "is no class"),
         (rows("index,label", range(40), [*CLEAN[:39], 9]), "is no class"),
         (rows("path,label", range(40), CLEAN), "have no paths; use the column index"),

@@ -66,7 +66,7 @@ def test_held_out_images_come_behind_the_others(material):
     images, memory = material
     table = label_table(*material, judged=True, held_out=(images, memory.part(slice(None))))
     assert table.columns.tolist() == COLUMNS
-    assert table["index"].tolist() == list(range(8))
+    assert table["index"].tolist() == [*range(4), *range(4)]  # where each stands in its source
     assert table["part"].tolist() == ["train"] * 4 + ["held-out"] * 4
     apart = ["index", "part"]
     pd.testing.assert_frame_equal(

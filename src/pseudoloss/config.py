@@ -201,7 +201,7 @@ _WEB: dict[str, Any] = {
     "weight_decay": 1e-3,
 }
 
-# The published numbers were made with this form (row 17); at 80% noise its warm-up may stay at
+# The published numbers were made with this form (row 17). In cifar100-id80 its warm-up may stay at
 # chance, where the standard form learns.
 _PAPER: dict[str, Any] = {"network": "preactresnet18-stemnorm"}
 _CNWL: dict[str, Any] = _PAPER | {"warmup": 1}

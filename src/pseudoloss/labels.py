@@ -35,9 +35,7 @@ def label_table(
     rows = [_rows(TRAIN, images, memory, judged)]
     if held_out is not None:
         rows.append(_rows(HELD_OUT, *held_out, judged))
-    table = pd.concat(rows, ignore_index=True)
-    table.insert(0, "index", np.arange(len(table)))
-    return table
+    return pd.concat(rows, ignore_index=True)
 
 
 def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
@@ -53,6 +51,7 @@ def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataF
     suggested[action == "look"] = np.nan
     return pd.DataFrame(
         {
+            "index": images.in_source_N.numpy(),
             "path": np.array(images.paths or [np.nan] * len(images), dtype=object),
             "part": part,
             "given_label": names[given],
@@ -94,9 +93,10 @@ def read_labels(folder: Path) -> pd.DataFrame:
     """The label table of a run folder; labels and paths are text, as they were written. Where it
     was written without parts, only images that were trained on have a row."""
     text = ["path", "part", "given_label", "predicted_label", "suggested_label", "action"]
+    numbers = ["label_score", "p_noisy", "trust"]
     table = pd.read_csv(
         folder / "labels.csv",
-        dtype=dict.fromkeys(text, object),
+        dtype=dict.fromkeys(text, object) | dict.fromkeys(numbers, float),
         keep_default_na=False,
         na_values={"path": [""], "suggested_label": [""], "trust": [""], "label_score": [""]},
     )

@@ -18,7 +18,7 @@ from pseudoloss.data import Options, Reader, Skipped
 from pseudoloss.data.folder import files_below
 from pseudoloss.data.image_files import Entry, UnreadableError, shown
 from pseudoloss.data.listing import Progress, no_progress
-from pseudoloss.data.table import SUFFIXES, table_files
+from pseudoloss.data.table import TABLE_SUFFIXES, table_files
 from pseudoloss.errors import InputError
 from pseudoloss.files import as_path, to_json, write_atomically
 from pseudoloss.progress import Silent, Teller
@@ -50,7 +50,7 @@ def find_images(images: Sequence[str | Path]) -> list[Path]:
             inside = files_below(path)
         elif not path.exists():
             raise InputError(f"{words}: no such file or folder")
-        elif path.suffix.lower() in SUFFIXES:
+        elif path.suffix.lower() in TABLE_SUFFIXES:
             inside = table_files(path, Options.path_column, str(words))
         else:
             inside = [path]

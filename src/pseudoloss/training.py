@@ -421,12 +421,10 @@ def finish(
     settings, epoch = session.settings, record.epochs - 1
     if not session.tracks(epoch):  # stopped in the warm-up: there is something to say all the same
         session.track(epoch)
-    labels = label_table(
-        session.data.train,
-        session.memory,
-        session.judges_guesses(epoch),
-        session.judge_held_out(epoch),
-    )
+    held_out = session.judge_held_out(epoch)
+    notice(session, record, {"files": health.lost_files(session.lost_files())})
+    judged = session.judges_guesses(epoch)
+    labels = label_table(session.data.train, session.memory, judged, held_out)
     run = Run(
         settings=settings,
         labels=labels,

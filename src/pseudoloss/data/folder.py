@@ -19,7 +19,7 @@ PARTS = {
     "test": "test",
     "testing": "test",
 }
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SOME = 5  # more folders than this are not all named in an error
 
 
@@ -98,7 +98,7 @@ def files_below(folder: Path) -> list[Path]:
 
 def images_below(folder: Path) -> list[Path]:
     """Those of them that are called as image files are."""
-    return [path for path in files_below(folder) if path.suffix.lower() in SUFFIXES]
+    return [path for path in files_below(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
 
 
 def _folders(root: Path, where: str) -> list[Path]:

@@ -40,7 +40,7 @@ class FileImages:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """N images with a label each. An image's index is its position, for good.
+    """N images with a label each. An image's position is its own, for good.
 
     `true_N` is what an experiment knows of the right labels, OUT where none is right. It is read by
     evaluation alone; nothing that trains is ever handed it.
@@ -53,6 +53,12 @@ class ImageSet:
     paths: tuple[str, ...] | None = None
     superclasses: tuple[int, ...] | None = None  # of each class, where the source knows them
     digest: str = ""  # of the files that the images were read from, if they were
+    places_N: Tensor | None = None  # in the source; None: all of it, in its order
+
+    @property
+    def in_source_N(self) -> Tensor:
+        """Where each image stands in the source, from 0."""
+        return torch.arange(len(self)) if self.places_N is None else self.places_N
 
     def __len__(self) -> int:
         return len(self.images_NCHW)
@@ -255,6 +261,7 @@ def _some(images: ImageSet, chosen_N: Tensor) -> ImageSet:
         given_N=images.given_N[chosen_N],
         true_N=None if images.true_N is None else images.true_N[chosen_N],
         paths=None if paths is None else tuple(paths[i] for i in chosen_N.nonzero()[:, 0].tolist()),
+        places_N=images.in_source_N[chosen_N],
     )
 
 

@@ -97,14 +97,17 @@ def _read(path: Path, where: str) -> pd.DataFrame:
 def _places(keys: list[str], key: str, images: ImageSet, where: str) -> np.ndarray:
     """The image of each row."""
     if key == "index":
-        known = {str(i): i for i in range(len(images))}
+        known = {str(place): i for i, place in enumerate(images.in_source_N.tolist())}
     elif images.paths is None:
         raise InputError(f"{where}: images of this source have no paths; use the column index")
     else:
         known = {path: i for i, path in enumerate(images.paths)}
     for row, value in enumerate(keys, 2):  # the first line is the header
         if value not in known:
-            raise InputError(f"{where}: line {row}: no image has the {key} {value}")
+            raise InputError(
+                f"{where}: line {row}: no image to train on has the {key} {value} (images that are "
+                "held out, if any, need no row; --hold-out 0 holds none out)"
+            )
     return np.array([known[value] for value in keys], dtype=np.int64)
 
 

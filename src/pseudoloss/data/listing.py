@@ -93,17 +93,19 @@ class Listed:
     loose: tuple[str, ...] = ()  # names of files beside them that have no label
     empty: tuple[str, ...] = ()  # classes whose folders are empty
     truths: tuple[str | None, ...] = ()  # the right labels, where they are known; None: of no class
+    places: tuple[int, ...] = ()  # in the source; none: all of it, in its order
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def where(self, keep: Sequence[bool] | np.ndarray) -> "Listed":
-        chosen = np.flatnonzero(np.asarray(keep))
+        chosen = np.flatnonzero(np.asarray(keep)).tolist()
         return Listed(
             tuple(self.paths[i] for i in chosen),
             tuple(self.names[i] for i in chosen),
             tuple(self.labels[i] for i in chosen),
-            truths=tuple(self.truths[i] for i in chosen if self.truths),
+            truths=tuple(self.truths[i] for i in chosen) if self.truths else (),
+            places=tuple(self.places[i] for i in chosen) if self.places else tuple(chosen),
         )
 
 
@@ -226,7 +228,10 @@ class Listing:
             true_N = None
             if left.truths:
                 true_N = torch.tensor([OUT if t is None else place[t] for t in left.truths])
-            sets.append(ImageSet(images, given_N, self.classes, true_N, left.names, digest=digest))
+            places_N = torch.tensor(left.places, dtype=torch.long)
+            sets.append(
+                ImageSet(images, given_N, self.classes, true_N, left.names, None, digest, places_N)
+            )
         test = sets[1] if len(sets) > 1 and len(sets[1]) else None
         mean, std = (self.recipe.mean, self.recipe.std) if self.recipe else ((), ())
         data = Data(
@@ -265,6 +270,9 @@ def list_files(
         raise InputError(f"{name}: no images can be read{reason}")
     share = HOLD_OUT if options.hold_out is None else options.hold_out
     part = next((part for part in ("val", "test") if part in parts), None)
+    if options.hold_out and (part is not None or options.test is not None):
+        other = f"{name} has a {part} part" if part is not None else f"--test {options.test}"
+        raise InputError(f"--hold-out: there are test images already ({other})")
     test: Listed | None = None
     test_name = ""
     if part is not None:

@@ -26,7 +26,7 @@ from pseudoloss.data.listing import (
     with_test,
 )
 from pseudoloss.data.map_style import dataset_items, is_map_style
-from pseudoloss.data.table import SUFFIXES, table_parts
+from pseudoloss.data.table import TABLE_SUFFIXES, table_parts
 from pseudoloss.data.webfg import web
 from pseudoloss.errors import InputError
 from pseudoloss.files import as_path, at_home
@@ -165,7 +165,7 @@ def file_parts(words: str, options: Options) -> Parts | None:
     if colon and kind == "hf":
         return Parts(words, set_parts(load_hub(place, words), options, words))
     path = as_path(at_home(words), "source")
-    if path.suffix.lower() in SUFFIXES:
+    if path.suffix.lower() in TABLE_SUFFIXES:
         return Parts(words, table_parts(path, options, words))
     if path.is_dir():
         return Parts(words, folder_parts(path, words))
@@ -202,7 +202,9 @@ def absolute(words: str) -> str:
         folder = at_home(place)
         return f"hf:{folder.resolve()}" if place and folder.is_dir() else words
     path = at_home(words)
-    is_path = words != "digits" and (path.suffix.lower() in (*SUFFIXES, ".npz") or path.is_dir())
+    is_path = words != "digits" and (
+        path.suffix.lower() in (*TABLE_SUFFIXES, ".npz") or path.is_dir()
+    )
     return str(path.resolve()) if is_path else words
 
 

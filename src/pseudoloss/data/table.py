@@ -14,7 +14,7 @@ from pseudoloss.data.listing import Listed, Options, name_of
 from pseudoloss.errors import InputError
 from pseudoloss.files import at_home
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:

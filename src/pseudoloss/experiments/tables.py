@@ -174,9 +174,9 @@ def committed(folder: Path) -> Iterable[Committed]:
             )
             program = next(n for n, word in enumerate(words) if word.endswith("run.py"))
             kind = words[program + 1].partition(":")[0]
-            settings = what_counts(preset, flags(words[ours + 1 :]))
-            if "settings" in content:  # the preset may have meant something else then
-                settings = what_counts("", content["settings"])
+            # Where a file says what was trained: its preset may have meant something else then.
+            changes = content["settings"] if "settings" in content else flags(words[ours + 1 :])
+            settings = what_counts(preset, changes)
         except (OSError, ValueError, KeyError, TypeError, IndexError, StopIteration):
             continue
         yield Committed(path.name, kind, preset, settings, results)
