@@ -76,21 +76,17 @@ def stage2_collapsed(stages: Stages, memory: Memory, values: str = "pseudo-losse
     return None
 
 
-def classes_lost(memory: Memory, given_N: Tensor, classes: Sequence[str]) -> str | None:
-    """Classes of which no label is believed, while most of the others' are."""
-    total_C = torch.bincount(given_N, minlength=len(classes))
-    noisy_C = torch.bincount(given_N[memory.noisy_N], minlength=len(classes))
-    if int(noisy_C.sum()) > len(given_N) / 2:
-        return None
-    lost_C = (noisy_C == total_C) & (total_C > 0)
+def classes_lost(lost_C: Tensor, classes: Sequence[str]) -> str | None:
+    """Classes of which no label would be believed, while most of the others' are."""
     lost = [classes[c] for c in lost_C.nonzero().flatten().tolist()]
     if not lost:
         return None
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return (
-        f"stage 1 takes every label of the class {lost[0]}{more} for wrong. A rare class can be "
-        "lost so: the network has not learnt it when its labels are judged. If they are right, try "
-        "a longer --warmup or a higher --threshold, or find more images of it."
+        f"stage 1 takes every label of the class {lost[0]}{more} for wrong, and those with the "
+        "lower losses were kept all the same. The network may not have learnt a rare class when "
+        "its labels were judged. If they are right, try a longer --warmup or a higher --threshold, "
+        "or find more images of it."
     )
 
 

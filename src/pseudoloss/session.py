@@ -184,13 +184,13 @@ class Session:
 
         def noise_metric(both: Memory) -> Tensor:
             images = Together(self.pixels, pixels)
-            given = torch.cat([self.given_N, given_M])
             draws = torch.rand(N + M, WEAK_DRAWS, generator=chance, device=self.device)
             found = noise_metrics((name,), self.network, self.views, images, given, both, draws)
             return found[name]
 
         both = self.memory.followed_by(memory)
-        self._judge(both, guess_of is not None, noise_metric)
+        given = torch.cat([self.given_N, given_M])
+        self._judge(both, given, guess_of is not None, noise_metric)
         return test, both.part(slice(N, None))
 
     def noise_metrics(self, *names: str) -> dict[str, Tensor]:
@@ -308,15 +308,29 @@ class Session:
         threshold = self.settings.trust_threshold
         return pls.trust_confident(value_N, memory.noisy_N, threshold), None
 
-    def _judge(
-        self, memory: Memory, judge_guesses: bool, noise_metric: Callable[[Memory], Tensor]
-    ) -> Stages:
-        """Both stages, by the rules that the settings ask for."""
+    def lost_C(self, stages: Stages) -> Tensor:
+        """Classes of which stage 1 believes no label (see `believe_every_class`)."""
+        return self._believed(stages.loss, self.memory, self.given_N)[1]
+
+    def _believed(self, stage1: Mixture, memory: Memory, given_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Which given labels are taken for wrong, by the rule that the settings ask for; and
+        classes that only `believe_every_class` has saved."""
         rule = {"noisy": pls.high_loss, "clean": pls.not_low_loss}[self.settings.threshold_on]
+        noisy_N = rule(stage1, self.settings.threshold)
+        return pls.believe_every_class(noisy_N, memory.loss_N, given_N, memory.classes)
+
+    def _judge(
+        self,
+        memory: Memory,
+        given_N: Tensor,
+        judge_guesses: bool,
+        noise_metric: Callable[[Memory], Tensor],
+    ) -> Stages:
+        """Both stages."""
         by_pseudo_loss = self.settings.trust_metric == "pseudo-loss"
         return judge(
             memory,
-            is_noisy=partial(rule, threshold=self.settings.threshold),
+            is_noisy=lambda stage1: self._believed(stage1, memory, given_N)[0],
             judge_guesses=judge_guesses,
             noise_metric=noise_metric,
             trust=trust_by_pseudo_loss if by_pseudo_loss else self._trust,
@@ -328,7 +342,7 @@ class Session:
         def tracking() -> Stages:
             look(self.network, self.views, self.pixels, self.given_N, self.memory)
             noise_metric = the_loss if by_loss else self._noise_metric
-            return self._judge(self.memory, judge_guesses, noise_metric)
+            return self._judge(self.memory, self.given_N, judge_guesses, noise_metric)
 
         # Other metrics of stage 1 make further passes, and are not made for being captured.
         plain = self.pixels.streamed or not by_loss

@@ -360,7 +360,7 @@ def symptoms(session: Session, epoch: int, stages: Stages) -> dict[str, str | No
         "warm-up": health.warm_up_at_chance(memory, session.given_N) if ends_warm_up else None,
         "stage 1": health.stage1_collapsed(stages, memory, first),
         "stage 2": health.stage2_collapsed(stages, memory, second),
-        "classes": health.classes_lost(memory, session.given_N, classes) if is_last else None,
+        "classes": health.classes_lost(session.lost_C(stages), classes) if is_last else None,
     }
 
 

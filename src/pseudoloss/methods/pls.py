@@ -34,6 +34,26 @@ def not_low_loss(mixture: Mixture, threshold: float) -> Tensor:
     return ~(mixture.low_N > threshold)
 
 
+def believe_every_class(
+    noisy_N: Tensor, loss_N: Tensor, given_N: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Ours: where most labels are believed, but none of a class, those of its labels count as right
+    whose loss is not above its mean; and which classes these are.
+
+    The network may not have learnt a rare class when its labels are judged, and with none of them
+    left it never would.
+    """
+    none_C = loss_N.new_zeros(classes)
+    total_C, noisy_C, loss_C = (
+        none_C.index_add(0, given_N, value_N.to(loss_N.dtype))
+        for value_N in (torch.ones_like(loss_N), noisy_N, loss_N)
+    )
+    few = noisy_N.sum() * 2 <= len(noisy_N)
+    lost_C = (noisy_C == total_C) & (total_C > 0) & few
+    low_N = loss_N <= (loss_C / total_C)[given_N]
+    return noisy_N & ~(lost_C[given_N] & low_N), lost_C
+
+
 # ------------------------------------------- 3.2.1 Guessing labels for the detected noisy samples
 
 
