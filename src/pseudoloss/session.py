@@ -7,7 +7,6 @@ numbers an image.
 import math
 import time
 import zlib
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,7 +43,6 @@ from pseudoloss.tracking import (
     of_guesses,
     predict,
     project,
-    the_loss,
     trust_by_pseudo_loss,
 )
 from pseudoloss.views import WEAK_DRAWS, Views
@@ -168,7 +166,7 @@ class Session:
         They are judged together with the images that were trained on: alone they may be few, and
         their losses are not those of labels that the network has seen.
         """
-        test, pixels, name = self.data.test, self.test_pixels, self.settings.noise_metric
+        test, pixels = self.data.test, self.test_pixels
         if test is None or pixels is None or not self.data.noisy_test:
             return None
         N, M = len(self.pixels), len(pixels)
@@ -182,15 +180,11 @@ class Session:
             guess(self.network, self.views, pixels, memory, draws_MK, guess_of)
         look(self.network, self.views, pixels, given_M, memory)
 
-        def noise_metric(both: Memory) -> Tensor:
-            images = Together(self.pixels, pixels)
-            draws = torch.rand(N + M, WEAK_DRAWS, generator=chance, device=self.device)
-            found = noise_metrics((name,), self.network, self.views, images, given, both, draws)
-            return found[name]
-
         both = self.memory.followed_by(memory)
+        images = Together(self.pixels, pixels)
         given = torch.cat([self.given_N, given_M])
-        self._judge(both, given, guess_of is not None, noise_metric)
+        draws = torch.rand(N + M, WEAK_DRAWS, generator=chance, device=self.device)
+        self._judge(both, images, given, draws, guess_of is not None)
         return test, both.part(slice(N, None))
 
     def noise_metrics(self, *names: str) -> dict[str, Tensor]:
@@ -294,10 +288,6 @@ class Session:
         images = len(self.pixels) if asked or self.settings.compare_metrics else 0
         return torch.zeros(images, WEAK_DRAWS, device=self.device)
 
-    def _noise_metric(self, memory: Memory) -> Tensor:
-        name = self.settings.noise_metric
-        return self.noise_metrics(name)[name]
-
     def _trust(self, memory: Memory) -> tuple[Tensor, Mixture | None]:
         """Stage 2 by another metric than the pseudo-loss."""
         chosen = self.settings.trust_metric
@@ -322,11 +312,19 @@ class Session:
     def _judge(
         self,
         memory: Memory,
+        pixels: Resident,
         given_N: Tensor,
+        draws_NK: Tensor,
         judge_guesses: bool,
-        noise_metric: Callable[[Memory], Tensor],
     ) -> Stages:
-        """Both stages."""
+        """Both stages, of these images. `draws_NK` are for weak views, if the metric takes any."""
+        name = self.settings.noise_metric
+
+        def noise_metric(memory: Memory) -> Tensor:
+            network, views = self.network, self.views
+            found = noise_metrics((name,), network, views, pixels, given_N, memory, draws_NK)
+            return found[name]
+
         by_pseudo_loss = self.settings.trust_metric == "pseudo-loss"
         return judge(
             memory,
@@ -337,15 +335,14 @@ class Session:
         )
 
     def _tracking(self, judge_guesses: bool) -> Call[Stages]:
-        by_loss = self.settings.noise_metric == "loss"
+        memory, pixels, given_N = self.memory, self.pixels, self.given_N
 
         def tracking() -> Stages:
-            look(self.network, self.views, self.pixels, self.given_N, self.memory)
-            noise_metric = the_loss if by_loss else self._noise_metric
-            return self._judge(self.memory, self.given_N, judge_guesses, noise_metric)
+            look(self.network, self.views, pixels, given_N, memory)
+            return self._judge(memory, pixels, given_N, self.weak_draws_NK, judge_guesses)
 
         # Other metrics of stage 1 make further passes, and are not made for being captured.
-        plain = self.pixels.streamed or not by_loss
+        plain = pixels.streamed or self.settings.noise_metric != "loss"
         return tracking if plain else self._captured(tracking, "tracking pass")
 
     def _validation(self) -> Call[Tensor]:
