@@ -133,6 +133,12 @@ class FoldedPLS(PLS):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks([FoldedPLS(preset="digits", epochs=8, batch_size=8, device="cpu")])
+@parametrize_with_checks(
+    [FoldedPLS(preset="digits", epochs=8, batch_size=8, device="cpu")],
+    expected_failed_checks=lambda estimator: {
+        "check_methods_subset_invariance": "asks for 1e-7, which float32 convolutions of other "
+        "batches need not give; test_predictions_do_not_depend_on_the_rest asks for 1e-5"
+    },
+)
 def test_scikit_learns_checks(estimator, check):
     check(estimator)

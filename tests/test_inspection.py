@@ -197,9 +197,9 @@ def test_images_that_do_not_fit_into_memory(folder, monkeypatch):
 
 
 def test_the_command_has_what_was_given(folder):
-    found = inspect(folder, strict=True, hold_out=0.2, fit="stretch", label_column="a b")
+    found = inspect(folder, strict=True, hold_out=0, fit="stretch", label_column="a b")
     assert found.plan.command == (
-        f"pseudoloss train {folder} --out run --hold-out 0.2 --strict --fit stretch "
+        f"pseudoloss train {folder} --out run --hold-out 0 --strict --fit stretch "
         "--label-column 'a b'"
     )
     pair = make_images()
