@@ -36,10 +36,16 @@ class Stages(NamedTuple):
 
 @torch.no_grad()
 def predict(network: Network, views: Views, pixels: Resident) -> Iterator[Tensor]:
-    """Logits of the plain views, in evaluation mode, of one part of the images after another."""
+    """Logits of the plain views, in evaluation mode, of one part of the images after another.
+
+    A lone image is shown twice: libraries compute a batch of one by other kernels, which round
+    otherwise, and a prediction is not to depend on what else is predicted.
+    """
     with network.unchanging():
         for images_BCHW in pixels.parts(images_at_once(views)):
-            yield network(views.plain(images_BCHW))[0]
+            alone = len(images_BCHW) == 1
+            shown_BCHW = images_BCHW.expand(2, -1, -1, -1) if alone else images_BCHW
+            yield network(views.plain(shown_BCHW))[0][: len(images_BCHW)]
 
 
 def the_loss(memory: Memory) -> Tensor:
