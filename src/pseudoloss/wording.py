@@ -222,7 +222,8 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return f"CPU ({torch.get_num_threads()} threads)"
+        threads = torch.get_num_threads()
+        return f"CPU ({threads} thread{'s' if threads > 1 else ''})"
     return device.type
 
 
