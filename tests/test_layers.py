@@ -202,6 +202,54 @@ def test_downsample(size):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("with_skip", [False, True])
+@pytest.mark.parametrize(("groups", "free"), [(1, 0), (3, 1), (2, 2)])
+def test_pool(with_skip, groups, free):
+    x = flow(image(4 * groups, C, 7, 5), groups, free)
+    skip = flow(image(*x.images.shape), groups, free) if with_skip else None
+    towards = torch.randn(4 * (groups - free), C)
+    pooled = fused(groups=groups, free=free).pool(x, skip)
+    expected = Plain().pool(x.images, skip and skip.images)
+    torch.testing.assert_close(pooled, expected)
+    if free == groups:
+        return
+    inputs = [x.graded, *([skip.graded] if skip else [])]
+    plain = Plain().pool(x.graded, skip and skip.graded)
+    for a, b in zip(
+        torch.autograd.grad((pooled[4 * free :] * towards).sum(), inputs),
+        torch.autograd.grad((plain * towards).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+        assert a.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "preactresnet18"])
+def test_an_update_on_the_way_back_is_that_of_the_gradient(name):
+    """Every weight of a convolution is updated once, with its gradient; autograd gives the rest."""
+    torch.manual_seed(1)
+    network = build(name, channels=3, size=(16, 16), classes=4, projection=3)
+    network.fused = True
+    views = [torch.randn(4, 3, 16, 16) for _ in range(2)]
+    updates = {}
+
+    def gradients(update):
+        network.update = update
+        network.zero_grad(set_to_none=True)
+        (logits, projected), *_ = network.together(*views, free=1)[1:]
+        ((logits**2).sum() + projected.sum()).backward()
+        return {p: p.grad for p in network.parameters()}
+
+    expected = gradients(None)
+    given = gradients(lambda parameter, gradient: updates.update({parameter: gradient.clone()}))
+    convolutions = {m.weight for m in network.modules() if isinstance(m, nn.Conv2d)}
+    first = {network.backbone.convs[0].weight} if name == "small-cnn" else set()
+    assert set(updates) == convolutions - first  # the first one comes with its norm
+    for parameter, gradient in expected.items():
+        assert (given[parameter] is None) == (parameter in updates)
+        torch.testing.assert_close(updates.get(parameter, given[parameter]), gradient)
+
+
 def test_weights_in_another_type():
     weights = [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(4))]
     cast = weights_in(torch.bfloat16, weights, BESIDE)
@@ -246,13 +294,18 @@ def test_views_together_are_views_one_by_one(name, count, free, channels, size):
         assert ours <= 3 * error + 2e-5 * truth.double().norm()
 
 
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"guess_mode": "eval"}, {"contrast": False}])
-def test_a_fused_session_trains_as_a_plain_one(tiny_source, tiny_settings, changes):
-    """Steps of both phases with all views in one pass, and a tracking pass by folded norms."""
+def test_a_fused_session_trains_as_a_plain_one(tiny_source, tiny_settings, changes, early):
+    """Steps of both phases with all views in one pass, and a tracking pass by folded norms.
+
+    `early`: weights of convolutions are updated as soon as their gradient is known.
+    """
     plain, fused = (
         Session(tiny_source, Settings(**(tiny_settings | changes)), Silent()) for _ in range(2)
     )
     fused.network.fused = True
+    fused.network.update = fused._update if early else None
     for epoch in (0, 1):
         assert fused.train_epoch(epoch) == pytest.approx(plain.train_epoch(epoch), rel=1e-4)
         for session in (plain, fused):

@@ -262,6 +262,23 @@ def _patches(
 
 
 @triton.jit
+def _pool(x, skip, out, C, pixels, HAS_SKIP: tl.constexpr, R: tl.constexpr, BC: tl.constexpr):
+    """The mean over the pixels of an image, of x + skip."""
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    total = tl.zeros([R, BC], tl.float32)
+    for start in range(0, pixels, R):
+        r = start + tl.arange(0, R)
+        inside = (r < pixels)[:, None] & (c < C)[None, :]
+        at = (image * pixels + r)[:, None] * C + c[None, :]
+        total += tl.load(x + at, inside, 0.0).to(tl.float32)
+        if HAS_SKIP:
+            total += tl.load(skip + at, inside, 0.0).to(tl.float32)
+    mean = tl.sum(total, 0) / pixels
+    tl.store(out + image * C + c, mean.to(out.dtype.element_ty), c < C)
+
+
+@triton.jit
 def _products(
     a, b, out, product_GPAK, rows, A, parts,
     RELU: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BA: tl.constexpr, STAGES: tl.constexpr,
@@ -284,6 +301,20 @@ def _products(
         total = tl.dot(tl.trans(left.to(b.dtype.element_ty)), right, total, input_precision="ieee")
     mine = ((g * parts + part) * A + i)[:, None] * K + k[None, :]
     tl.store(product_GPAK + mine, total, (i < A)[:, None])
+
+
+@triton.jit
+def _add_parts(part_GPA, sum_GA, A, parts, BP: tl.constexpr, BA: tl.constexpr):
+    """The parts of each group added up."""
+    g = tl.program_id(1)
+    a = tl.program_id(0) * BA + tl.arange(0, BA)
+    p = tl.arange(0, BP)
+    total = tl.zeros([BP, BA], tl.float32)
+    for start in range(0, parts, BP):
+        at = (g * parts + start + p)[:, None] * A + a[None, :]
+        inside = (start + p < parts)[:, None] & (a < A)[None, :]
+        total += tl.load(part_GPA + at, inside, 0.0)
+    tl.store(sum_GA + g * A + a, tl.sum(total, 0), a < A)
 
 
 @triton.jit
@@ -503,6 +534,17 @@ def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def pool(x: Tensor, skip: Tensor | None) -> Tensor:
+    """The mean over every image of x + skip: (B, C)."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    skip = skip if skip is None else skip.contiguous(memory_format=torch.channels_last)
+    B, C, height, width = x.shape
+    BC = min(256, triton.next_power_of_2(C))
+    out = x.new_empty((B, C))
+    _pool[(B, triton.cdiv(C, BC))](x, skip, out, C, height * width, skip is not None, 16, BC)
+    return out
+
+
 def first_norm_relu(
     norm: nn.BatchNorm2d, patches: Tensor, weight_CK: Tensor, ones: int, groups: int
 ) -> tuple[Tensor, Tensor]:
@@ -559,10 +601,12 @@ def _multiplied(a: Tensor, b: Tensor, out: Tensor | None, groups: int) -> Tensor
     blocks = triton.cdiv(A, BA)
     P = max(1, min(triton.cdiv(M, ROWS), 2 * PROGRAMS // (groups * blocks)))
     parts = a.new_empty((groups, P, A, K), dtype=torch.float32)
+    total = a.new_empty((groups, A, K), dtype=torch.float32)
     _products[(P, blocks, groups)](
         a, b, out, parts, M, A, P, out is not None, K, ROWS, BA, 2, num_warps=4
     )
-    return parts.sum(1)
+    _add_parts[(triton.cdiv(A * K, 64), groups)](parts, total, A * K, P, 64, 64)
+    return total
 
 
 def _apply_first(patches: Tensor, weight_CK: Tensor, scale_GC: Tensor, shift_GC: Tensor) -> Tensor:

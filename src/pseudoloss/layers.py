@@ -7,6 +7,7 @@ known then, and those behind a convolution become part of it.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -48,6 +49,9 @@ class Plain:
         """The mean over an image, of x + skip."""
         total = x if skip is None else x + skip
         return cast(Tensor, total.mean((2, 3)))
+
+    def linear(self, layer: nn.Linear, x_BF: Tensor) -> Tensor:
+        return cast(Tensor, layer(x_BF))
 
 
 # ------------------------------------------------------------------------------------ evaluation
@@ -157,7 +161,7 @@ class Fused(Plain):
         if not _few_channels(conv):
             x = x.to(weight.dtype)
             return self.conv(conv, Flow(x, x[at:]))
-        return Flow(*_First.apply(x, weight, at, self.beside))  # type: ignore[no-untyped-call]
+        return Flow(*_First.apply(x, weight, at, self.beside.of(conv.weight)))  # type: ignore[no-untyped-call]
 
     def first_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Flow:
         if not _few_channels(conv):
@@ -168,7 +172,7 @@ class Fused(Plain):
 
     def conv(self, conv: nn.Conv2d, x: Flow) -> Flow:
         weight = self.weights[conv.weight]
-        found = _Conv.apply(*x, weight, conv.stride, conv.padding, self.beside)  # type: ignore[no-untyped-call]
+        found = _Conv.apply(*x, weight, conv.stride, conv.padding, self.beside.of(conv.weight))  # type: ignore[no-untyped-call]
         return Flow(*found)
 
     def norm_relu(self, norm: nn.BatchNorm2d, x: Flow) -> Flow:
@@ -184,29 +188,46 @@ class Fused(Plain):
     def downsample(
         self, conv: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: nn.Conv2d, x: Flow
     ) -> tuple[Flow, Flow]:
-        weights = self.weights[conv.weight], self.weights[shortcut.weight]
-        found = _Downsample.apply(*x, *weights, self.beside)  # type: ignore[no-untyped-call]
+        parameters = conv.weight, shortcut.weight
+        weights = [self.weights[parameter] for parameter in parameters]
+        found = _Downsample.apply(*x, *weights, *map(self.beside.of, parameters))  # type: ignore[no-untyped-call]
         return self.norm_relu(norm, Flow(*found[:2])), Flow(*found[2:])
 
     def pool(self, x: Flow, skip: Flow | None = None) -> Tensor:
-        at = len(x.images) // self.groups * self.free
-        parts = [super().pool(x.images[:at], skip and skip.images[:at])]
-        if at < len(x.images):
-            parts.append(super().pool(x.graded, skip and skip.graded))
-        return torch.cat(parts)
+        free, graded = _Pool.apply(*x, *((None, None) if skip is None else skip))  # type: ignore[no-untyped-call]
+        return torch.cat([free, graded])
+
+    def linear(self, layer: nn.Linear, x_BF: Tensor) -> Tensor:
+        return F.linear(x_BF, self.weights[layer.weight], self.weights[layer.bias])
+
+
+Gradient = Callable[..., Tensor]  # what computes the gradient of a weight, from what it needs
+Update = Callable[[Tensor, Tensor], None]  # of a parameter, by its gradient
 
 
 class Beside:
     """A second stream for gradients of weights, which nothing waits for until all are there.
 
-    A batch leaves some of a large GPU idle, above all where images have become small.
+    A batch leaves some of a large GPU idle, above all where images have become small. With an
+    `update`, weights of convolutions are updated there too, each as soon as its gradient is known,
+    and autograd gets no gradient of them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, update: Update | None = None) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.update = update
         self.held: list[Any] = []
 
-    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    def of(self, parameter: Tensor) -> Callable[..., Tensor | None]:
+        """For a weight: takes its `Gradient` and inputs, and gives what autograd is to get."""
+
+        def use(gradient: Gradient, *inputs: Any) -> None:
+            assert self.update is not None
+            self.update(parameter, gradient(*inputs))
+
+        return self if self.update is None else partial(self, use)
+
+    def __call__(self, function: Callable[..., Any], *inputs: Any) -> Any:
         if self.stream is None:
             return function(*inputs)
         self.held.append(inputs)  # the first stream must not use their memory again before the join
@@ -234,12 +255,16 @@ class _Cast(torch.autograd.Function):
         ctx: Any, dtype: torch.dtype, beside: Beside, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.beside, ctx.dtypes = beside, [weight.dtype for weight in weights]
+        ctx.set_materialize_grads(False)
         return _copies(weights, [dtype] * len(weights))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.beside.join()
-        return None, None, *_copies(gradients, ctx.dtypes)
+        pairs = zip(gradients, ctx.dtypes, strict=True)
+        there = [(gradient, dtype) for gradient, dtype in pairs if gradient is not None]
+        copies = iter(_copies(*map(list, zip(*there, strict=True))) if there else ())
+        return None, None, *(None if gradient is None else next(copies) for gradient in gradients)
 
 
 def _copies(tensors: Iterable[Tensor], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
@@ -252,7 +277,7 @@ def _copies(tensors: Iterable[Tensor], dtypes: list[torch.dtype]) -> tuple[Tenso
 class _First(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Beside
+        ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Callable[..., Tensor | None]
     ) -> tuple[Tensor, Tensor]:
         patches, weight_CK = _as_product(x, weight)
         out = _images(patches @ weight_CK.T, x)
@@ -320,7 +345,7 @@ class _Conv(torch.autograd.Function):
         weight: Tensor,
         stride: tuple[int, int],
         padding: tuple[int, int],
-        beside: Beside,
+        beside: Callable[..., Tensor | None],
     ) -> tuple[Tensor, Tensor]:
         out = F.conv2d(images, weight, None, stride, padding)
         ctx.save_for_backward(graded, weight)
@@ -387,7 +412,13 @@ class _Downsample(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, images: Tensor, graded: Tensor, weight: Tensor, shortcut: Tensor, beside: Beside
+        ctx: Any,
+        images: Tensor,
+        graded: Tensor,
+        weight: Tensor,
+        shortcut: Tensor,
+        beside: Callable[..., Tensor | None],
+        shortcut_beside: Callable[..., Tensor | None],
     ) -> tuple[Tensor, ...]:
         from pseudoloss import kernels
 
@@ -396,7 +427,7 @@ class _Downsample(torch.autograd.Function):
         skip = _images(_rows(seen) @ shortcut.flatten(1).T, seen)
         at = len(images) - len(graded)
         ctx.save_for_backward(graded, weight, shortcut, seen[at:])
-        ctx.beside = beside
+        ctx.beside, ctx.shortcut_beside = beside, shortcut_beside
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(out, skip)
         return out, out[at:], skip, skip[at:]
@@ -412,11 +443,35 @@ class _Downsample(torch.autograd.Function):
             return (_rows(d_skip).T @ _rows(seen)).view_as(shortcut)
 
         d_weight = ctx.beside(_conv_gradient_of_weight, d_out, graded, weight, (2, 2), (1, 1))
-        d_shortcut = ctx.beside(of_shortcut, d_skip, seen)
+        d_shortcut = ctx.shortcut_beside(of_shortcut, d_skip, seen)
         d_x = _conv_gradient(d_out, graded, weight, (2, 2), (1, 1))
         d_x = d_x.contiguous(memory_format=torch.channels_last)
         kernels.add_to_every_second(d_x, _images(_rows(d_skip) @ shortcut.flatten(1), seen))
-        return None, d_x, d_weight, d_shortcut, None
+        return None, d_x, d_weight, d_shortcut, None, None
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, graded: Tensor, skip: Tensor | None, skip_graded: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        from pseudoloss import kernels
+
+        out = kernels.pool(images, skip)
+        ctx.shape, ctx.has_skip = graded.shape, skip is not None
+        ctx.set_materialize_grads(False)
+        at = len(images) - len(graded)
+        free = out[:at]
+        ctx.mark_non_differentiable(free)
+        return free, out[at:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        _, _, height, width = ctx.shape
+        d_mean = (gradients[1] / (height * width))[:, :, None, None]
+        # Written once, channels last, for both and for all that is behind them.
+        d_x = d_mean.expand(ctx.shape).contiguous(memory_format=torch.channels_last)
+        return None, d_x, None, (d_x if ctx.has_skip else None)
 
 
 def _few_channels(conv: nn.Conv2d) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pseudoloss.config import OWN, did_you_mean
 from pseudoloss.errors import InputError, first_line
-from pseudoloss.layers import Beside, Folded, Fused, Plain, weights_in
+from pseudoloss.layers import Beside, Folded, Fused, Plain, Update, weights_in
 
 PLAIN = Plain()
 
@@ -41,6 +41,8 @@ class Network(nn.Module):
         self.projection = nn.Linear(features, projection)
         self.precision = precision
         self.fused = False  # whether our own backbones compute by `Fused` and `Folded`
+        # Fused, with one graded pass a step: updates weights of convolutions on the way back.
+        self.update: Update | None = None
         self._folded: Folded | None = None
 
     def forward(self, x_BChw: Tensor, groups: int = 1, free: int = 0) -> tuple[Tensor, Tensor]:
@@ -56,8 +58,11 @@ class Network(nn.Module):
             enabled=self.precision != torch.float32,
             cache_enabled=False,
         ):
-            features = self.backbone(x_BChw, *self._how(x_BChw.device, groups, free))
-            return self.classifier(features).float(), self.projection(features).float()
+            how = self._how(x_BChw.device, groups, free)
+            features = self.backbone(x_BChw, *([how] if self.fused else []))
+            heads = (self.classifier, self.projection)
+            logits, projected = (how.linear(head, features).float() for head in heads)
+            return logits, projected
 
     def together(self, *views: Tensor, free: int = 0) -> list[tuple[Tensor, Tensor]]:
         """What `forward` gives for one view after another, the first ones `free` of gradients; in
@@ -84,18 +89,17 @@ class Network(nn.Module):
         finally:
             self._folded = None
 
-    def _how(self, device: torch.device, groups: int, free: int) -> tuple[Plain, ...]:
-        """How one of our own backbones is to compute."""
-        if not self.fused:
-            return ()
-        if self._folded is not None and not torch.is_grad_enabled():
-            return (self._folded,)
-        if not self.training:
-            return (PLAIN,)
+    def _how(self, device: torch.device, groups: int, free: int) -> Plain:
+        """How to compute."""
+        if self.fused and self._folded is not None and not torch.is_grad_enabled():
+            return self._folded
+        if not self.fused or not self.training:
+            return PLAIN
         free = free if torch.is_grad_enabled() else groups
-        beside = Beside(device)
+        beside = Beside(device, self.update)
         weights = [conv.weight for conv in _convolutions(self.backbone)]
-        return (Fused(weights_in(self.precision, weights, beside), groups, free, beside),)
+        weights += [*self.classifier.parameters(), *self.projection.parameters()]
+        return Fused(weights_in(self.precision, weights, beside), groups, free, beside)
 
 
 def build(

@@ -8,11 +8,12 @@ import math
 import time
 import zlib
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from pseudoloss import methods, metrics, networks
 from pseudoloss.capture import Call, Failed, Result, capture, compiled, first_try
@@ -374,12 +375,30 @@ class Session:
         torch.compiler.reset()  # torch compiles a function only so often in one process
         own = self.settings.network in OWN
         self.network.fused = own and can_fuse(self.device)
+        if self.network.fused and self.settings.accumulate == 1:
+            self.network.update = self._update
         if self.accelerate == "full" and not own:
             backbone = self.network.backbone
             backbone.forward = compiled(backbone.forward, whole=False)
 
+    def _update(self, parameter: Tensor, gradient: Tensor) -> None:
+        """What the optimiser does, for one weight. It passes over those without a gradient."""
+        momentum = self.optimiser.state[parameter]["momentum_buffer"]
+        sgd(
+            [parameter],
+            [torch.empty_like(parameter).copy_(gradient)],  # in its type and layout
+            [momentum],
+            lr=cast(float, self.lr),
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+            fused=True,
+        )
+
     def _plain_network(self) -> None:
-        self.network.fused = False
+        self.network.fused, self.network.update = False, None
         vars(self.network.backbone).pop("forward", None)
 
     def __enter__(self) -> "Session":
