@@ -266,6 +266,7 @@ class Session:
                 self.loss_sum += loss.detach()
             self.optimiser.step()
             self.step += 1
+            self._update_early()
 
         def be_plain(reason: str) -> None:
             self._plain_network()
@@ -375,11 +376,15 @@ class Session:
         torch.compiler.reset()  # torch compiles a function only so often in one process
         own = self.settings.network in OWN
         self.network.fused = own and can_fuse(self.device)
-        if self.network.fused and self.settings.accumulate == 1:
-            self.network.update = self._update
         if self.accelerate == "full" and not own:
             backbone = self.network.backbone
             backbone.forward = compiled(backbone.forward, whole=False)
+
+    def _update_early(self) -> None:
+        """Have weights updated on the way back, where that can be. Behind the first step: one whose
+        kernels turn out not to compile is made again, whole."""
+        if self.network.fused and self.settings.accumulate == 1:
+            self.network.update = self._update
 
     def _update(self, parameter: Tensor, gradient: Tensor) -> None:
         """What the optimiser does, for one weight. It passes over those without a gradient."""
