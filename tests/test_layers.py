@@ -250,6 +250,25 @@ def test_an_update_on_the_way_back_is_that_of_the_gradient(name):
         torch.testing.assert_close(updates.get(parameter, given[parameter]), gradient)
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 3, 3, 3), (64, 8, 1, 1)])
+def test_an_update_is_the_optimisers(shape, precision):
+    from pseudoloss import kernels
+
+    torch.manual_seed(1)
+    weight, gradient = (torch.randn(shape).to(memory_format=torch.channels_last) for _ in range(2))
+    buffer, lr = torch.zeros_like(weight), torch.tensor(0.3)
+    expected = nn.Parameter(weight.clone())
+    optimiser = torch.optim.SGD([expected], lr=0.3, momentum=0.9, weight_decay=0.01)
+    for factor in (1, -2):
+        given = (factor * gradient).to(precision)
+        expected.grad = given.float()
+        optimiser.step()
+        kernels.update(weight, given.contiguous(), buffer, lr, 0.9, 0.01)  # in another layout
+    torch.testing.assert_close(weight, expected.detach())
+    torch.testing.assert_close(buffer, optimiser.state[expected]["momentum_buffer"])
+
+
 def test_weights_in_another_type():
     weights = [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(4))]
     cast = weights_in(torch.bfloat16, weights, BESIDE)

@@ -8,12 +8,11 @@ import math
 import time
 import zlib
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.sgd import sgd
 
 from pseudoloss import methods, metrics, networks
 from pseudoloss.capture import Call, Failed, Result, capture, compiled, first_try
@@ -388,18 +387,12 @@ class Session:
 
     def _update(self, parameter: Tensor, gradient: Tensor) -> None:
         """What the optimiser does, for one weight. It passes over those without a gradient."""
-        momentum = self.optimiser.state[parameter]["momentum_buffer"]
-        sgd(
-            [parameter],
-            [torch.empty_like(parameter).copy_(gradient)],  # in its type and layout
-            [momentum],
-            lr=cast(float, self.lr),
-            momentum=self.settings.momentum,
-            weight_decay=self.settings.weight_decay,
-            dampening=0,
-            nesterov=False,
-            maximize=False,
-            fused=True,
+        from pseudoloss import kernels
+
+        buffer = self.optimiser.state[parameter]["momentum_buffer"]
+        kernels.update(
+            *(parameter.detach(), gradient, buffer, self.lr),
+            *(self.settings.momentum, self.settings.weight_decay),
         )
 
     def _plain_network(self) -> None:
