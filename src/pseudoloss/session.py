@@ -265,7 +265,6 @@ class Session:
                 self.loss_sum += loss.detach()
             self.optimiser.step()
             self.step += 1
-            self._update_early()
 
         def be_plain(reason: str) -> None:
             self._plain_network()
