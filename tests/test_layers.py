@@ -224,51 +224,6 @@ def test_pool(with_skip, groups, free):
         assert a.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "preactresnet18"])
-def test_an_update_on_the_way_back_is_that_of_the_gradient(name):
-    """Every weight of a convolution is updated once, with its gradient; autograd gives the rest."""
-    torch.manual_seed(1)
-    network = build(name, channels=3, size=(16, 16), classes=4, projection=3)
-    network.fused = True
-    views = [torch.randn(4, 3, 16, 16) for _ in range(2)]
-    updates = {}
-
-    def gradients(update):
-        network.update = update
-        network.zero_grad(set_to_none=True)
-        (logits, projected), *_ = network.together(*views, free=1)[1:]
-        ((logits**2).sum() + projected.sum()).backward()
-        return {p: p.grad for p in network.parameters()}
-
-    expected = gradients(None)
-    given = gradients(lambda parameter, gradient: updates.update({parameter: gradient.clone()}))
-    convolutions = {m.weight for m in network.modules() if isinstance(m, nn.Conv2d)}
-    first = {network.backbone.convs[0].weight} if name == "small-cnn" else set()
-    assert set(updates) == convolutions - first  # the first one comes with its norm
-    for parameter, gradient in expected.items():
-        assert (given[parameter] is None) == (parameter in updates)
-        torch.testing.assert_close(updates.get(parameter, given[parameter]), gradient)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(5, 3, 3, 3), (64, 8, 1, 1)])
-def test_an_update_is_the_optimisers(shape, precision):
-    from pseudoloss import kernels
-
-    torch.manual_seed(1)
-    weight, gradient = (torch.randn(shape).to(memory_format=torch.channels_last) for _ in range(2))
-    buffer, lr = torch.zeros_like(weight), torch.tensor(0.3)
-    expected = nn.Parameter(weight.clone())
-    optimiser = torch.optim.SGD([expected], lr=0.3, momentum=0.9, weight_decay=0.01)
-    for factor in (1, -2):
-        given = (factor * gradient).to(precision)
-        expected.grad = given.float()
-        optimiser.step()
-        kernels.update(weight, given.contiguous(), buffer, lr, 0.9, 0.01)  # in another layout
-    torch.testing.assert_close(weight, expected.detach())
-    torch.testing.assert_close(buffer, optimiser.state[expected]["momentum_buffer"])
-
-
 def test_weights_in_another_type():
     weights = [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(4))]
     cast = weights_in(torch.bfloat16, weights, BESIDE)
@@ -313,21 +268,13 @@ def test_views_together_are_views_one_by_one(name, count, free, channels, size):
         assert ours <= 3 * error + 2e-5 * truth.double().norm()
 
 
-@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"guess_mode": "eval"}, {"contrast": False}])
-def test_a_fused_session_trains_as_a_plain_one(
-    tiny_source, tiny_settings, changes, early, monkeypatch
-):
-    """Steps of both phases with all views in one pass, and a tracking pass by folded norms.
-
-    `early`: weights of convolutions are updated as soon as their gradient is known.
-    """
+def test_a_fused_session_trains_as_a_plain_one(tiny_source, tiny_settings, changes):
+    """Steps of both phases with all views in one pass, and a tracking pass by folded norms."""
     plain, fused = (
         Session(tiny_source, Settings(**(tiny_settings | changes)), Silent()) for _ in range(2)
     )
     fused.network.fused = True
-    if not early:
-        monkeypatch.setattr(fused, "_update_early", lambda: None)
     for epoch in (0, 1):
         assert fused.train_epoch(epoch) == pytest.approx(plain.train_epoch(epoch), rel=1e-4)
         for session in (plain, fused):
@@ -335,5 +282,3 @@ def test_a_fused_session_trains_as_a_plain_one(
         torch.testing.assert_close(fused.memory.loss_N, plain.memory.loss_N, rtol=1e-3, atol=1e-3)
         assert torch.equal(fused.memory.noisy_N, plain.memory.noisy_N)
     assert fused.validate() == plain.validate()
-    assert (fused.network.update is not None) == early
-    assert plain.network.update is None

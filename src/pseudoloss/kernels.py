@@ -419,19 +419,6 @@ def _first_gradient(
     tl.store(d_norm_bias + c, d_beta, c < C)
 
 
-@triton.jit
-def _update(
-    weight, gradient, buffer, lr, momentum, decay, size, BLOCK: tl.constexpr
-):  # fmt: skip
-    """A step of SGD with momentum and weight decay."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(weight + i, i < size, 0.0)
-    moved = tl.load(gradient + i, i < size, 0.0).to(tl.float32) + decay * value
-    moved += momentum * tl.load(buffer + i, i < size, 0.0)
-    tl.store(buffer + i, moved, i < size)
-    tl.store(weight + i, value - tl.load(lr) * moved, i < size)
-
-
 # ------------------------------------------------------------------------------------ calls
 
 
@@ -605,17 +592,6 @@ def first_norm_relu_gradient(
         len(patches) // G, C, norm.eps, G, ones, K, FEW,
     )  # fmt: skip
     return d_weight, *d_norm
-
-
-def update(
-    weight: Tensor, gradient: Tensor, buffer: Tensor, lr: Tensor, momentum: float, decay: float
-) -> None:
-    """A step of SGD, in place, of a channels-last weight and the buffer of its momentum."""
-    gradient = gradient.contiguous(memory_format=torch.channels_last)
-    size = weight.numel()
-    _update[(triton.cdiv(size, TILE // 4),)](
-        weight, gradient, buffer, lr, momentum, decay, size, TILE // 4
-    )
 
 
 def _multiplied(a: Tensor, b: Tensor, out: Tensor | None, groups: int) -> Tensor:

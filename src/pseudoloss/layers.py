@@ -7,7 +7,6 @@ known then, and those behind a convolution become part of it.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -161,7 +160,7 @@ class Fused(Plain):
         if not _few_channels(conv):
             x = x.to(weight.dtype)
             return self.conv(conv, Flow(x, x[at:]))
-        return Flow(*_First.apply(x, weight, at, self.beside.of(conv.weight)))  # type: ignore[no-untyped-call]
+        return Flow(*_First.apply(x, weight, at, self.beside))  # type: ignore[no-untyped-call]
 
     def first_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Flow:
         if not _few_channels(conv):
@@ -172,7 +171,7 @@ class Fused(Plain):
 
     def conv(self, conv: nn.Conv2d, x: Flow) -> Flow:
         weight = self.weights[conv.weight]
-        found = _Conv.apply(*x, weight, conv.stride, conv.padding, self.beside.of(conv.weight))  # type: ignore[no-untyped-call]
+        found = _Conv.apply(*x, weight, conv.stride, conv.padding, self.beside)  # type: ignore[no-untyped-call]
         return Flow(*found)
 
     def norm_relu(self, norm: nn.BatchNorm2d, x: Flow) -> Flow:
@@ -188,9 +187,8 @@ class Fused(Plain):
     def downsample(
         self, conv: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: nn.Conv2d, x: Flow
     ) -> tuple[Flow, Flow]:
-        parameters = conv.weight, shortcut.weight
-        weights = [self.weights[parameter] for parameter in parameters]
-        found = _Downsample.apply(*x, *weights, *map(self.beside.of, parameters))  # type: ignore[no-untyped-call]
+        weights = self.weights[conv.weight], self.weights[shortcut.weight]
+        found = _Downsample.apply(*x, *weights, self.beside)  # type: ignore[no-untyped-call]
         return self.norm_relu(norm, Flow(*found[:2])), Flow(*found[2:])
 
     def pool(self, x: Flow, skip: Flow | None = None) -> Tensor:
@@ -201,33 +199,17 @@ class Fused(Plain):
         return F.linear(x_BF, self.weights[layer.weight], self.weights[layer.bias])
 
 
-Gradient = Callable[..., Tensor]  # what computes the gradient of a weight, from what it needs
-Update = Callable[[Tensor, Tensor], None]  # of a parameter, by its gradient
-
-
 class Beside:
     """A second stream for gradients of weights, which nothing waits for until all are there.
 
-    A batch leaves some of a large GPU idle, above all where images have become small. With an
-    `update`, weights of convolutions are updated there too, each as soon as its gradient is known,
-    and autograd gets no gradient of them.
+    A batch leaves some of a large GPU idle, above all where images have become small.
     """
 
-    def __init__(self, device: torch.device, update: Update | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.update = update
         self.held: list[Any] = []
 
-    def of(self, parameter: Tensor) -> Callable[..., Tensor | None]:
-        """For a weight: takes its `Gradient` and inputs, and gives what autograd is to get."""
-
-        def use(gradient: Gradient, *inputs: Any) -> None:
-            assert self.update is not None
-            self.update(parameter, gradient(*inputs))
-
-        return self if self.update is None else partial(self, use)
-
-    def __call__(self, function: Callable[..., Any], *inputs: Any) -> Any:
+    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         if self.stream is None:
             return function(*inputs)
         self.held.append(inputs)  # the first stream must not use their memory again before the join
@@ -277,7 +259,7 @@ def _copies(tensors: Iterable[Tensor], dtypes: list[torch.dtype]) -> tuple[Tenso
 class _First(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Callable[..., Tensor | None]
+        ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Beside
     ) -> tuple[Tensor, Tensor]:
         patches, weight_CK = _as_product(x, weight)
         out = _images(patches @ weight_CK.T, x)
@@ -345,7 +327,7 @@ class _Conv(torch.autograd.Function):
         weight: Tensor,
         stride: tuple[int, int],
         padding: tuple[int, int],
-        beside: Callable[..., Tensor | None],
+        beside: Beside,
     ) -> tuple[Tensor, Tensor]:
         out = F.conv2d(images, weight, None, stride, padding)
         ctx.save_for_backward(graded, weight)
@@ -417,8 +399,7 @@ class _Downsample(torch.autograd.Function):
         graded: Tensor,
         weight: Tensor,
         shortcut: Tensor,
-        beside: Callable[..., Tensor | None],
-        shortcut_beside: Callable[..., Tensor | None],
+        beside: Beside,
     ) -> tuple[Tensor, ...]:
         from pseudoloss import kernels
 
@@ -427,7 +408,7 @@ class _Downsample(torch.autograd.Function):
         skip = _images(_rows(seen) @ shortcut.flatten(1).T, seen)
         at = len(images) - len(graded)
         ctx.save_for_backward(graded, weight, shortcut, seen[at:])
-        ctx.beside, ctx.shortcut_beside = beside, shortcut_beside
+        ctx.beside = beside
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(out, skip)
         return out, out[at:], skip, skip[at:]
@@ -443,11 +424,11 @@ class _Downsample(torch.autograd.Function):
             return (_rows(d_skip).T @ _rows(seen)).view_as(shortcut)
 
         d_weight = ctx.beside(_conv_gradient_of_weight, d_out, graded, weight, (2, 2), (1, 1))
-        d_shortcut = ctx.shortcut_beside(of_shortcut, d_skip, seen)
+        d_shortcut = ctx.beside(of_shortcut, d_skip, seen)
         d_x = _conv_gradient(d_out, graded, weight, (2, 2), (1, 1))
         d_x = d_x.contiguous(memory_format=torch.channels_last)
         kernels.add_to_every_second(d_x, _images(_rows(d_skip) @ shortcut.flatten(1), seen))
-        return None, d_x, d_weight, d_shortcut, None, None
+        return None, d_x, d_weight, d_shortcut, None
 
 
 class _Pool(torch.autograd.Function):

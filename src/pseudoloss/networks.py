@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pseudoloss.config import OWN, did_you_mean
 from pseudoloss.errors import InputError, first_line
-from pseudoloss.layers import Beside, Folded, Fused, Plain, Update, weights_in
+from pseudoloss.layers import Beside, Folded, Fused, Plain, weights_in
 
 PLAIN = Plain()
 
@@ -41,8 +41,6 @@ class Network(nn.Module):
         self.projection = nn.Linear(features, projection)
         self.precision = precision
         self.fused = False  # whether our own backbones compute by `Fused` and `Folded`
-        # Fused, with one graded pass a step: updates weights of convolutions on the way back.
-        self.update: Update | None = None
         self._folded: Folded | None = None
 
     def forward(self, x_BChw: Tensor, groups: int = 1, free: int = 0) -> tuple[Tensor, Tensor]:
@@ -96,7 +94,7 @@ class Network(nn.Module):
         if not self.fused or not self.training:
             return PLAIN
         free = free if torch.is_grad_enabled() else groups
-        beside = Beside(device, self.update)
+        beside = Beside(device)
         weights = [conv.weight for conv in _convolutions(self.backbone)]
         weights += [*self.classifier.parameters(), *self.projection.parameters()]
         return Fused(weights_in(self.precision, weights, beside), groups, free, beside)

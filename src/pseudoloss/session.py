@@ -378,24 +378,8 @@ class Session:
             backbone = self.network.backbone
             backbone.forward = compiled(backbone.forward, whole=False)
 
-    def _update_early(self) -> None:
-        """Have weights updated on the way back, where that can be. Behind the first step: one whose
-        kernels turn out not to compile is made again, whole."""
-        if self.network.fused and self.settings.accumulate == 1:
-            self.network.update = self._update
-
-    def _update(self, parameter: Tensor, gradient: Tensor) -> None:
-        """What the optimiser does, for one weight. It passes over those without a gradient."""
-        from pseudoloss import kernels
-
-        buffer = self.optimiser.state[parameter]["momentum_buffer"]
-        kernels.update(
-            *(parameter.detach(), gradient, buffer, self.lr),
-            *(self.settings.momentum, self.settings.weight_decay),
-        )
-
     def _plain_network(self) -> None:
-        self.network.fused, self.network.update = False, None
+        self.network.fused = False
         vars(self.network.backbone).pop("forward", None)
 
     def __enter__(self) -> "Session":
