@@ -22,11 +22,11 @@ CALLED_BY_OTHERS = {"_means", "_linear_moments"}
 calls = {}
 
 
-def note(self, *values, grid, warmup=False, num_warps=4, **constants):
+def note(self, *values, grid, warmup=False, num_warps=4, launch_pdl=False, **constants):
     named = dict(zip(self.arg_names, values, strict=False)) | constants
     fixed = {p.name: named[p.name] for p in self.params if p.is_constexpr or named[p.name] is None}
     types = {name: "constexpr" if name in fixed else of(value) for name, value in named.items()}
-    call = self, types, fixed, num_warps
+    call = self, types, fixed, num_warps, launch_pdl
     calls[self.fn.__name__, *map(str, call[1:])] = call
 
 
@@ -47,12 +47,12 @@ def run(name, precision):
         network(views[0])
 
 
-def compile_for(capability, kernel, types, fixed, warps):
+def compile_for(capability, kernel, types, fixed, warps, ahead):
     places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
     made = compiler.compile(
         compiler.ASTSource(kernel, types, places),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": warps},
+        options={"num_warps": warps} | ({"launch_pdl": True} if ahead else {}),
     )
     return {
         "kernel": kernel.fn.__name__,
@@ -64,10 +64,14 @@ def compile_for(capability, kernel, types, fixed, warps):
 
 if __name__ == "__main__":
     JITFunction.run = note
-    for precision in (torch.bfloat16, torch.float32):
-        for name in ("preactresnet18", "preactresnet18-stemnorm", "small-cnn"):
-            run(name, precision)
-    found = [compile_for(number, *call) for call in calls.values() for number in CAPABILITIES]
+    found = []
+    for capability in CAPABILITIES:
+        calls.clear()
+        kernels.can_launch_ahead = lambda device, able=capability >= 90: able
+        for precision in (torch.bfloat16, torch.float32):
+            for name in ("preactresnet18", "preactresnet18-stemnorm", "small-cnn"):
+                run(name, precision)
+        found += [compile_for(capability, *call) for call in calls.values()]
     every = {name for name, value in vars(kernels).items() if isinstance(value, JITFunction)}
     never = every - {entry["kernel"] for entry in found} - CALLED_BY_OTHERS
     json.dump({"found": found, "never": sorted(never)}, sys.stdout)

@@ -8,8 +8,15 @@ Tensors are channels-last, so they are read as tables of M rows (image, row, col
 Images can come as G groups of one size, each normalised by its own statistics, as if it had passed
 through the network alone. Sums are taken part by part in a fixed order, so results repeat.
 
+Where a GPU can do that (Hopper and later), the small kernel between two passes and the second pass
+are launched AHEAD: they get ready while the kernel before them still runs, and wait for its results
+only where they need them.
+
 Shapes: G groups, M rows of a group, C channels, P parts of a group's sum.
 """
+
+from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -46,9 +53,12 @@ def _means(sum_GPC, g, c, G, C, parts, rows, BP: tl.constexpr):
 def _sums(
     x, skip, total, sum_GPC, square_GPC, rows, C, parts,
     HAS_SKIP: tl.constexpr, R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of x and x², each less the first row of the group, so that no mean is so large
     that its square swallows the variance. With a skip: of x + skip, which is kept."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
     part, g = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     first = g.to(tl.int64) * rows
@@ -80,10 +90,13 @@ def _sums(
 def _moments(
     total, sum_GPC, square_GPC, mean_GC, rstd_GC, running_mean, running_var, batches,
     rows, C, parts, momentum, eps,
-    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1/σ of each group, and the running statistics as if they had been moved by one
     group after another."""
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     g = tl.arange(0, BG)
     inside = (g < G)[:, None] & (c < C)[None, :]
@@ -113,7 +126,7 @@ def _moments(
 def _apply(
     x, skip, total, out, mean_GC, scale_GC, weight, bias, rows, C, eps,
     HAS_SKIP: tl.constexpr, KEEP: tl.constexpr, RUNNING: tl.constexpr,
-    R: tl.constexpr, BC: tl.constexpr,
+    R: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """ReLU of the normalised values. RUNNING: `scale_GC` holds variances, of all groups alike;
     else 1/σ. With a skip, x + skip is normalised, and kept if KEEP."""
@@ -124,6 +137,8 @@ def _apply(
     inside = (r < rows)[:, None] & (c < C)[None, :]
     at = (g.to(tl.int64) * rows + r)[:, None] * C + c[None, :]
     statistics = c if RUNNING else g * C + c
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
     mean = tl.load(mean_GC + statistics, c < C, 0.0)
     rstd = tl.load(scale_GC + statistics, c < C, 1.0)
     if RUNNING:
@@ -143,9 +158,11 @@ def _apply(
 @triton.jit
 def _gradient_sums(
     d_out, total, mean_GC, rstd_GC, weight, bias, sum_GPC, product_GPC, rows, C, parts,
-    R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+    R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of the gradient behind the ReLU, and of its product with the normalised x."""
+    if AHEAD:
+        tl.extra.cuda.gdc_launch_dependents()
     part, g = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     first = g.to(tl.int64) * rows
@@ -172,9 +189,12 @@ def _gradient_sums(
 @triton.jit
 def _gradient_moments(
     sum_GPC, product_GPC, sum_GC, product_GC, d_weight, d_bias, rows, C, parts,
-    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Means of both for each group, and the gradients of weight and bias."""
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     g = tl.arange(0, BG)
     inside = (g < G)[:, None] & (c < C)[None, :]
@@ -190,7 +210,7 @@ def _gradient_moments(
 @triton.jit
 def _gradient(
     d_out, d_total, total, d_x, mean_GC, rstd_GC, sum_GC, product_GC, weight, bias, rows, C,
-    HAS_TOTAL: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+    HAS_TOTAL: tl.constexpr, R: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, and of the skip: from behind the ReLU and, where x + skip was used
     elsewhere, from there."""
@@ -200,6 +220,8 @@ def _gradient(
     r = (tl.num_programs(0) - 1 - tl.program_id(0)) * R + tl.arange(0, R)
     inside = (r < rows)[:, None] & (c < C)[None, :]
     at = (g.to(tl.int64) * rows + r)[:, None] * C + c[None, :]
+    if AHEAD:
+        tl.extra.cuda.gdc_wait()
     mean = tl.load(mean_GC + g * C + c, c < C, 0.0)[None, :]
     rstd = tl.load(rstd_GC + g * C + c, c < C, 0.0)[None, :]
     summed = tl.load(sum_GC + g * C + c, c < C, 0.0)[None, :]
@@ -436,16 +458,19 @@ def norm_relu(
     out = torch.empty_like(x)
     sums, squares = x.new_empty((2, G, P, C), dtype=torch.float32)
     mean, rstd = x.new_empty((2, G, C), dtype=torch.float32)
+    ahead = can_launch_ahead(x.device)
+    early = _launched(ahead)
     _sums[(P, blocks, G)](
-        x, skip, total, sums, squares, M, C, P, skip is not None, R, BC, STAGES, num_warps=WARPS
-    )
+        x, skip, total, sums, squares, M, C, P, skip is not None, R, BC, STAGES, ahead,
+        num_warps=WARPS,
+    )  # fmt: skip
     _moments[(triton.cdiv(C, FEW),)](
         total, sums, squares, mean, rstd, norm.running_mean, norm.running_var,
-        norm.num_batches_tracked, M, C, P, norm.momentum, norm.eps, *_few(G),
+        norm.num_batches_tracked, M, C, P, norm.momentum, norm.eps, *_few(G), ahead, **early,
     )  # fmt: skip
     _apply[(triton.cdiv(M, R), blocks, G)](
         total, None, None, out, mean, rstd, norm.weight, norm.bias, M, C, norm.eps,
-        False, False, False, R, BC, num_warps=WARPS,
+        False, False, False, R, BC, ahead, num_warps=WARPS, **early,
     )  # fmt: skip
     return total, out, mean, rstd
 
@@ -462,7 +487,7 @@ def norm_relu_running(
     out = torch.empty_like(x)
     _apply[(triton.cdiv(M, R), triton.cdiv(C, BC), G)](
         x, skip, total, out, norm.running_mean, norm.running_var, norm.weight, norm.bias,
-        M, C, norm.eps, skip is not None, total is not x, True, R, BC, num_warps=WARPS,
+        M, C, norm.eps, skip is not None, total is not x, True, R, BC, False, num_warps=WARPS,
     )  # fmt: skip
     return total, out
 
@@ -484,16 +509,18 @@ def norm_relu_gradient(
     summed, multiplied = total.new_empty((2, G, C), dtype=torch.float32)
     d_weight, d_bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
     d_x = torch.empty_like(total)
+    ahead = can_launch_ahead(total.device)
+    early = _launched(ahead)
     _gradient_sums[(P, blocks, G)](
         d_out, total, mean_GC, rstd_GC, norm.weight, norm.bias, sums, products, M, C, P,
-        R, BC, STAGES, num_warps=WARPS,
+        R, BC, STAGES, ahead, num_warps=WARPS,
     )  # fmt: skip
     _gradient_moments[(triton.cdiv(C, FEW),)](
-        sums, products, summed, multiplied, d_weight, d_bias, M, C, P, *_few(G)
+        sums, products, summed, multiplied, d_weight, d_bias, M, C, P, *_few(G), ahead, **early
     )
     _gradient[(triton.cdiv(M, R), blocks, G)](
         d_out, d_total, total, d_x, mean_GC, rstd_GC, summed, multiplied, norm.weight, norm.bias,
-        M, C, d_total is not None, R, BC, num_warps=WARPS,
+        M, C, d_total is not None, R, BC, ahead, num_warps=WARPS, **early,
     )  # fmt: skip
     return d_x, d_weight, d_bias
 
@@ -618,6 +645,17 @@ def _apply_first(patches: Tensor, weight_CK: Tensor, scale_GC: Tensor, shift_GC:
         patches, weight_CK, scale_GC, shift_GC, out, M, C, patches.shape[1], ROWS, BC, num_warps=4
     )
     return out
+
+
+@cache
+def can_launch_ahead(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one in front of it has ended."""
+    able = hasattr(tl.extra.cuda, "gdc_wait")  # Triton 3.4
+    return able and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _launched(ahead: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if ahead else {}
 
 
 def _few(G: int) -> tuple[int, int, int, int]:
