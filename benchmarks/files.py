@@ -19,15 +19,12 @@ and trains nothing.
 
 import argparse
 import os
-import subprocess
 import tempfile
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -71,34 +68,6 @@ def make_photos(folder: Path, count: int) -> None:
         list(processes.map(partial(make_photo, folder), range(count), chunksize=16))
 
 
-class Busy:
-    """How busy the GPU is while this is open, in parts of the time."""
-
-    def __init__(self) -> None:
-        self.samples: list[float] = []
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
-
-    def _look(self) -> None:
-        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        while not self.over.wait(0.25):
-            found = subprocess.run(command, check=False, capture_output=True, text=True)
-            if found.returncode == 0:
-                self.samples.append(float(found.stdout.split()[0]) / 100)
-
-    def __enter__(self) -> "Busy":
-        if torch.cuda.is_available():
-            self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-
-    @property
-    def share(self) -> float | None:
-        return round(mean(self.samples), 3) if self.samples else None
-
-
 def read(folder: Path, settings: Settings) -> Data:
     listing = find_source(str(folder), Options(hold_out=0))  # ImageFolder holds none out
     assert not isinstance(listing, Data)
@@ -110,14 +79,14 @@ def timed(epoch: Any, images: int, device: torch.device, turns: int) -> dict[str
     """Images a second, and how busy the GPU was; the first turn does not count."""
     best, share = 0.0, None
     for turn in range(turns + 1):
-        with Busy() as busy:
+        with machine.Watch(every=0.25) as watch:
             start = time.perf_counter()
             epoch(turn)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
         if turn and images / seconds > best:
-            best, share = images / seconds, busy.share
+            best, share = images / seconds, watch.found.get("busy")
     return {"images_a_second": round(best, 1), "gpu_busy": share}
 
 

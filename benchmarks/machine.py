@@ -6,8 +6,10 @@ import platform
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -15,6 +17,14 @@ import torch
 import pseudoloss
 
 ROOT = Path(__file__).resolve().parent.parent
+# What the driver is asked for, and what it is called here.
+OF_GPU = {
+    "utilization.gpu": "busy",
+    "clocks.sm": "clock_mhz",
+    "clocks.max.sm": "clock_limit_mhz",
+    "power.draw": "power_w",
+    "power.limit": "power_limit_w",
+}
 
 
 def versions() -> dict[str, str]:
@@ -44,6 +54,44 @@ def commit() -> str | None:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+class Watch:
+    """What the driver says of the GPU while this is open, asked `every` so many seconds.
+
+    A GPU at its power limit lowers its clock, and a run takes longer than its steps do alone.
+    """
+
+    def __init__(self, every: float) -> None:
+        self.every = every
+        self.samples: list[list[float]] = []
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        if torch.cuda.is_available():
+            self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over.set()
+
+    @property
+    def found(self) -> dict[str, float]:
+        """Means, by the names in OF_GPU; empty where there is no GPU, or nothing was learnt."""
+        means = (round(mean(values), 3) for values in zip(*self.samples, strict=True))
+        return dict(zip(OF_GPU.values(), means, strict=False))
+
+    def _look(self) -> None:
+        query = f"--query-gpu={','.join(OF_GPU)}"
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+        while not self.over.wait(self.every):
+            try:
+                said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                busy, *others = map(float, said.splitlines()[0].split(","))  # the first GPU
+            except (OSError, subprocess.CalledProcessError, IndexError, ValueError):
+                return  # a driver that cannot say it
+            self.samples.append([busy / 100, *others])
 
 
 COMMIT = commit()  # that of the beginning: a checkout may move on while it is being measured

@@ -4,10 +4,11 @@
         --work runs --out benchmarks/results/cifar100-id50.json [--minutes 9] [-- --gamma 1 ...]
 
 Each seed is `pseudoloss train` in a process of its own; `seconds` is the wall time of that process,
-start-up and compilation included. `startup_seconds` is the time to the end of the first step: what
-the run says of it, and what a process needs to import the package. With --minutes a run stops in
-time, and the same command goes on with it later: its seconds are then those of all its processes
-together. What stands behind -- goes to every run.
+start-up and compilation included, `gpu` what the driver said meanwhile, on average.
+`startup_seconds` is the time to the end of the first step: what the run says of it, and what a
+process needs to import the package. With --minutes a run stops in time, and the same command goes
+on with it later: its seconds are then those of all its processes together. What stands behind --
+goes to every run.
 """
 
 import argparse
@@ -93,6 +94,7 @@ def one_run(
     """Train one seed, or go on with it; None where time ran out."""
     folder = folder_of(args, seed)
     clock = folder.with_suffix(".seconds")  # wall time of its processes so far
+    driver = folder.with_suffix(".gpu")  # what the driver said of the GPU, in the last of them
     before = float(clock.read_text()) if clock.exists() else 0.0
     if not (folder / "summary.json").exists():
         left = None if deadline is None else (deadline - time.monotonic()) / 60
@@ -106,10 +108,11 @@ def one_run(
         ]
         folder.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        with folder.with_suffix(".log").open("a") as log:
+        with folder.with_suffix(".log").open("a") as log, machine.Watch(every=2) as watch:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
         before += time.monotonic() - start
         clock.write_text(str(before))
+        driver.write_text(json.dumps(watch.found))
     if not (folder / "summary.json").exists():
         return None
     summary = json.loads((folder / "summary.json").read_text())
@@ -123,6 +126,7 @@ def one_run(
         "noise_rate": summary["noise_rate"],
         "epochs": summary["epochs"],
         "notices": summary["notices"],
+        "gpu": json.loads(driver.read_text()) if driver.exists() else {},
         "startup_seconds": round(importing + summary["startup_seconds"], 2),
         "epoch_seconds": {
             "warmup" if phase == "warm-up" else phase: round(

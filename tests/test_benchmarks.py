@@ -4,7 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -12,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def run(out, *words):
     """What a benchmark writes, and what it prints."""
     program, *rest = words
-    command = [sys.executable, str(ROOT / "benchmarks" / program), *rest, "--out", str(out)]
+    command = [sys.executable, str(ROOT / "benchmarks" / program), "--out", str(out), *rest]
     # An sdist has no commit to be read.
     environment = os.environ | {"PSEUDOLOSS_COMMIT": "none", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -20,10 +24,70 @@ def run(out, *words):
     return json.loads(out.read_text()), done.stdout
 
 
+def test_a_whole_run_is_taken_apart(tmp_path):
+    out = tmp_path / "digits.json"
+    words = ["run.py", "digits", "--preset", "digits-id40", "--work", str(tmp_path / "runs")]
+    words += ["--seeds", "1", "2", "--", "--epochs", "2", "--warmup", "1"]
+    written, printed = run(out, *words)
+    assert {"command", "commit", "hardware", "versions", "settings"} < written.keys()
+    assert str(tmp_path) not in out.read_text()
+    assert (written["settings"]["epochs"], written["settings"]["warmup"]) == (2, 1)
+    assert [one["seed"] for one in written["runs"]] == [1, 2]
+    for one in written["runs"]:
+        assert one["accuracy"].keys() >= {"last", "best"}
+        assert one["epoch_seconds"].keys() == {"warmup", "pls"}
+        assert 0 < one["startup_seconds"] < one["seconds"]
+        assert len(one["accuracy_by_epoch"]) == one["epochs"] == 2
+    assert "mean of 2" in printed
+    again, _ = run(out, *words)  # nothing is trained twice
+    assert [one["seconds"] for one in again["runs"]] == [one["seconds"] for one in written["runs"]]
+
+
+def test_plain_steps_agree_with_themselves(tmp_path):
+    """On a CPU nothing is captured or fused, so the bits are the same."""
+    written, _ = run(tmp_path / "agreement.json", "agreement.py", "digits", "--quick")
+    assert [row["precision"] for row in written["rows"]] == ["float32", "bf16"]
+    for row in written["rows"]:
+        for phase in ("warm-up", "main"):
+            assert row["captured"][phase] == row["fast"][phase] == [0, 0]
+            assert all(distance > 0 for distance in row["rounding"][phase])
+    compared = written["rows"][1]["from float32"]
+    assert compared["fast"] == compared["plain"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ("50, 1900, 1980, 690.5, 700", {"busy": 0.5, "clock_mhz": 1900, "power_w": 690.5}),
+        ("[N/A], 1900, 1980, 690.5, 700", {}),
+        ("", {}),
+        (None, {}),  # no such program
+    ],
+)
+def test_what_the_driver_says_of_a_gpu(tmp_path, monkeypatch, answer, found):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("PSEUDOLOSS_COMMIT", "none")
+    import machine
+
+    if answer is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with machine.Watch(every=0.001) as watch:
+        deadline = time.monotonic() + 60
+        while watch.thread.is_alive() and not watch.samples and time.monotonic() < deadline:
+            time.sleep(0.01)
+    watch.thread.join()
+    assert watch.found.items() >= found.items()
+    assert bool(watch.found) == bool(found)
+
+
 def test_growth_runs_over_a_tiny_range(tmp_path):
     out = tmp_path / "growth.json"
     result, printed = run(out, "growth.py", "--quick")
-    assert result["command"].endswith("--quick --out benchmarks/results/growth.json")
+    assert result["command"].endswith("growth.py --out benchmarks/results/growth.json --quick")
     assert str(tmp_path) not in out.read_text()
     assert {row["bytes_an_image"] <= 100 for row in result["memory"]} == {True}
     for part, columns in {
