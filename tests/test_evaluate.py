@@ -112,16 +112,18 @@ def test_bias_is_the_share_of_wrong_guesses_that_are_believed():
     memory, _, true_N = remembered()
     true_N[:5] = -1
     memory.predicted_N[::2] = memory.guess_N[::2].int()
-    trusted = fitted = 0
+    weight_N = memory.trust_N.flip(0)
+    learnt = fitted = 0
     for i in range(60):
         wrong = memory.noisy_N[i] and memory.guess_N[i] != true_N[i]
-        trusted += bool(wrong and memory.trust_N[i] >= 0.5)
+        learnt += bool(wrong and weight_N[i] >= 0.5)
         fitted += bool(wrong and memory.predicted_N[i] == memory.guess_N[i])
     noisy = int(memory.noisy_N.sum())
-    assert 0 < trusted < noisy
-    assert evaluate.bias(memory, true_N) == {"trusted": trusted / noisy, "fitted": fitted / noisy}
+    assert 0 < learnt < noisy
+    found = evaluate.bias(memory, true_N, weight_N)
+    assert found == {"learnt": learnt / noisy, "fitted": fitted / noisy}
     memory.noisy_N.fill_(False)
-    assert evaluate.bias(memory, true_N) == {"trusted": None, "fitted": None}
+    assert evaluate.bias(memory, true_N, weight_N) == {"learnt": None, "fitted": None}
 
 
 def test_the_histogram_of_the_pseudo_loss_holds_every_noisy_image():

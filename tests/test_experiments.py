@@ -404,10 +404,10 @@ needs_matplotlib = pytest.mark.skipif(
 )
 
 
-def make_metrics(out, name, seed, epochs=6):
-    """The metrics of a run with --compare-metrics; nothing in its first two epochs."""
-    path = cells.folder_of(out, *cell_named(name), seed)
-    path.mkdir(parents=True)
+def make_metrics(out, name, seed, epochs=6, **settings):
+    """A run with --compare-metrics that is under way; nothing in its first two epochs."""
+    path = make_run(out, name, seed, 0, 0, **settings)
+    (path / "summary.json").unlink()
     counts = {"right": [9, 4, 1, 0], "wrong": [0, 1, 3, 2], "edges": [0.0, 1.0, 2.0, 3.0, 4.0]}
     modes = {"means": [0.5, 2.9], "variances": [0.2, 0.4], "weights": [0.7, 0.3]}
     lines = []
@@ -418,12 +418,13 @@ def make_metrics(out, name, seed, epochs=6):
                 "noise": {"loss": up, "agreement": up, "disagreement": None, "kl": up - 0.1},
                 "guesses": {"pseudo-loss": up, "confidence": up - 0.1, "entropy": up - 0.2},
             },
-            "bias": {"trusted": 1 - up, "fitted": 1.1 - up},
+            "bias": {"learnt": 1 - up, "fitted": 1.1 - up},
             "pseudo_loss": {"histogram": counts, "modes": modes if epoch > 3 else None},
         }
         line = {"epoch": epoch, "accuracy": 100 * up}
         lines.append(line | (known if epoch > 2 else dict.fromkeys(known)))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 @needs_matplotlib
@@ -439,10 +440,10 @@ def test_figures_are_drawn(name, tmp_path, capsys):
         assert file.read_bytes().startswith(start)
     drawn = file.read_text()
     words = {
-        "noise-retrieval": ["small loss", "KL divergence", "with selection", "CNWL 40%"],
+        "noise-retrieval": ["small loss", "KL divergence of views", "with selection", "CNWL 40%"],
         "guess-retrieval": ["entropy", "epoch 4, seed 1", "epoch 6, seed 1", "low mode"],
         "accuracy": ["without selection", "test accuracy (%)", "CIFAR-100, r_in = 0.4"],
-        "bias": ["wrong guess, and it is trusted", "share of the images found noisy"],
+        "bias": ["wrong guess, and it is learnt from", "share of the images found noisy"],
     }
     for word in words[name]:
         assert f">{word}<" in drawn
@@ -472,6 +473,39 @@ def test_figures_of_what_there_is(tmp_path, capsys, monkeypatch):
     for name in ("bias", "noise-retrieval", "guess-retrieval"):
         code, _, err = call("figure", name, capsys=capsys)
         assert (code, "was it trained with --compare-metrics?" in err) == (2, True)
+
+
+@needs_matplotlib
+def test_a_figure_mixes_nothing(tmp_path, capsys):
+    """Runs of other settings and damaged ones are left out, and named."""
+
+    def draw(file):
+        words = ("figure", "accuracy", "--out", tmp_path, "--file", tmp_path / file)
+        code, text, err = call(*words, capsys=capsys)
+        assert (code, err) == (0, "")
+        return (tmp_path / file).read_text(), text.splitlines()[:-1]
+
+    make_metrics(tmp_path, "digits-with", 2)
+    alone, notes = draw("alone.svg")
+    assert notes == []
+    make_metrics(tmp_path, "digits-with", 3, gamma=0.5)
+    mixed, notes = draw("mixed.svg")
+    assert (mixed, notes) == (
+        alone,
+        ["digits-with: seed 3: trained with --gamma 0.5 and left out"],
+    )
+    # A finished run has all its epochs.
+    path = make_metrics(tmp_path, "digits-with", 4)
+    (path / "summary.json").write_text('{"epochs": 9}')
+    damaged, notes = draw("damaged.svg")
+    assert damaged == alone
+    reason = "metrics.jsonl has 6 of 9 epochs"
+    assert f"digits-with: seed 4 is left out, its folder is damaged ({reason})" in notes
+    # Where there is nothing else a trial is drawn, and said to be one.
+    make_metrics(tmp_path, "digits-without", 1, gamma=0.5)
+    trial, notes = draw("trial.svg")
+    assert trial != alone
+    assert "digits-without: seed 1: trained with --gamma 0.5" in notes
 
 
 def test_every_figure_can_be_drawn():

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.distance import jensenshannon
 from sklearn.neighbors import KNeighborsClassifier
 
 from pseudoloss import metrics
@@ -134,6 +135,24 @@ def test_the_divergence_of_views(seed, scale):
     assert bool((metrics.view_divergence(plain, plain) == 0).all())
     order = torch.randperm(6, generator=random)
     torch.testing.assert_close(metrics.view_divergence(plain[order], weak[order]), ours[order])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, scale=st.sampled_from([0.1, 1.0, 30.0, 1e4]))
+def test_the_divergence_of_prediction_and_label(seed, scale):
+    random = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(6, C, generator=random)
+    given_N = torch.randint(0, C, (6,), generator=random)
+    ours = metrics.label_divergence(logits, given_N)
+    share = logits.double().softmax(1).numpy()
+    label = 0.6 / C + 0.4 * np.eye(C)[given_N]
+    wanted = jensenshannon(share, label, axis=1) ** 2  # SciPy has its square root
+    np.testing.assert_allclose(ours.numpy(), wanted, atol=1e-6)
+    assert bool((ours >= 0).all())
+    assert bool((ours <= math.log(2)).all())
+    right = metrics.label_divergence(8 * F.one_hot(given_N, C).float(), given_N)
+    wrong = metrics.label_divergence(8 * F.one_hot((given_N + 1) % C, C).float(), given_N)
+    assert bool((right < wrong).all())
 
 
 @settings(max_examples=40, deadline=None)

@@ -544,6 +544,7 @@ def test_the_start_ends_with_the_first_step(tiny_source, tiny_settings):
     [
         {"noise_metric": "agreement"},
         {"noise_metric": "disagreement"},
+        {"noise_metric": "js"},
         {"noise_metric": "kl"},
         {"trust_metric": "confidence"},
         {"trust_metric": "entropy"},
@@ -586,17 +587,36 @@ def test_what_the_figures_need_is_recorded(tmp_path, tiny_source, tiny_settings)
         assert torch.equal(ours, theirs)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     first, last = lines[0], lines[-1]
-    assert set(first["metrics"]["noise"]) == {"loss", "agreement", "disagreement", "kl"}
+    assert set(first["metrics"]["noise"]) == {"loss", "agreement", "disagreement", "js", "kl"}
     assert first["metrics"]["guesses"] is first["bias"] is first["pseudo_loss"] is None
     assert last["metrics"]["noise"]["loss"] == last["detection"]["auc"]
     assert set(last["metrics"]["guesses"]) == {"pseudo-loss", "confidence", "entropy"}
-    assert set(last["bias"]) == {"trusted", "fitted"}
+    assert set(last["bias"]) == {"learnt", "fitted"}
     counts = last["pseudo_loss"]["histogram"]
     assert sum(counts["right"]) + sum(counts["wrong"]) == round(last["noisy"] * 64)
     assert 0 <= last["knn_accuracy"] <= 100
     assert run.summary["knn_accuracy"] == last["knn_accuracy"]
     assert plain.summary["knn_accuracy"] is None
     assert not {"metrics", "bias", "pseudo_loss", "knn_accuracy"} & set(plain.metrics)
+
+
+def test_metrics_are_compared_from_the_first_epoch_on(tiny_source, tiny_settings):
+    """Also where the warm-up needs no tracking pass."""
+    settings = tiny_settings | {"corrupt": "symmetric-exact:0.25", "quiet": True}
+    settings |= {"epochs": 4, "warmup": 3, "compare_metrics": True}
+    found = pl.train(tiny_source, **settings).metrics["metrics"]
+    for epoch in range(4):
+        assert all(0 <= found[epoch]["noise"][name] <= 1 for name in ("loss", "js", "kl"))
+    assert len({found[epoch]["noise"]["loss"] for epoch in range(4)}) == 4
+
+
+def test_without_selection_every_wrong_guess_is_learnt_from(tiny_source, tiny_settings):
+    settings = tiny_settings | {"corrupt": "symmetric-exact:0.25", "quiet": True}
+    settings |= {"epochs": 2, "compare_metrics": True, "trust_in_classification": False}
+    last = pl.train(tiny_source, **settings).metrics.iloc[-1]
+    wrong = 1 - last["guesses"]["accuracy"] / 100
+    assert wrong > 0
+    assert last["bias"]["learnt"] == pytest.approx(wrong)
 
 
 def test_without_truth_or_test_images_those_figures_are_null(tiny_settings):

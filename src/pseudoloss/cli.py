@@ -504,7 +504,8 @@ def experiments_figure(words: list[str]) -> None:
     from pseudoloss.experiments.figures import draw
 
     file = args.file or Path(f"{args.name}.svg")
-    draw(args.name, args.out, file, args.only, args.epochs)
+    for note in draw(args.name, args.out, file, args.only, args.epochs):
+        print(note)
     print(f"written: {file}")
 
 

@@ -46,7 +46,7 @@ class Bias(TypedDict):
     they can no longer be told from right ones. Both figures are shares of the images found noisy.
     """
 
-    trusted: float | None  # the guess is wrong, and stage 2 trusts it (at least 0.5)
+    learnt: float | None  # the guess is wrong, and counts in the loss (weight of at least 0.5)
     fitted: float | None  # the guess is wrong, and the network says the same of the plain view
 
 
@@ -170,13 +170,14 @@ def guess_aucs(
     return {name: auc(value_N[noisy_N], wrong_N[noisy_N]) for name, value_N in metrics.items()}
 
 
-def bias(memory: Memory, true_N: Tensor) -> Bias:
+def bias(memory: Memory, true_N: Tensor, weight_N: Tensor) -> Bias:
+    """`weight_N`: what an image weighs in the classification loss."""
     noisy = int(memory.noisy_N.sum())
     if noisy == 0:
-        return Bias(trusted=None, fitted=None)
+        return Bias(learnt=None, fitted=None)
     wrong_N = memory.noisy_N & (memory.guess_N != true_N)
     return Bias(
-        trusted=int((wrong_N & (memory.trust_N >= TRUSTED)).sum()) / noisy,
+        learnt=int((wrong_N & (weight_N >= TRUSTED)).sum()) / noisy,
         fitted=int((wrong_N & (memory.predicted_N == memory.guess_N)).sum()) / noisy,
     )
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 NEIGHBOURS = 200  # row 24 of docs/paper-and-code.md, for all that asks neighbours
 TEMPERATURE = 0.1  # of a neighbour's weight, exp(similarity / TEMPERATURE)
+SMOOTHING = 0.6  # of a label that a prediction is compared with; Jo-SRC's for CIFAR-100
 ROWS, COLUMNS = 2**10, 2**14  # of similarities at a time
 
 # -------------------------------------------------------------------------------------- neighbours
@@ -119,6 +120,23 @@ def view_divergence(plain_BC: Tensor, weak_BC: Tensor) -> Tensor:
     log_plain_BC, log_weak_BC = plain_BC.log_softmax(1), weak_BC.log_softmax(1)
     # Rounding can leave a little less than nothing.
     return (log_plain_BC.exp() * (log_plain_BC - log_weak_BC)).sum(1).clamp(min=0)
+
+
+def label_divergence(logits_BC: Tensor, given_B: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of the prediction and the smoothed given label; 0 to log 2.
+
+    As in Jo-SRC, to which the paper refers. Without the smoothing it would order images as the loss
+    does.
+    """
+    share_BC = logits_BC.float().softmax(1)
+    C = share_BC.shape[1]
+    label_BC = SMOOTHING / C + (1 - SMOOTHING) * F.one_hot(given_B, C)
+    mean_BC = (share_BC + label_BC) / 2
+    ours, theirs = (
+        (torch.xlogy(part_BC, part_BC) - part_BC * mean_BC.log()).sum(1)
+        for part_BC in (share_BC, label_BC)
+    )
+    return ((ours + theirs) / 2).clamp(min=0)
 
 
 # ------------------------------------------------------------------------------ is a guess wrong?

@@ -153,11 +153,19 @@ class Session:
 
     def track(self, epoch: int) -> Stages:
         """The tracking pass after an epoch."""
+        self._draw_weak_views(epoch)
+        return self.tracking[self.judges_guesses(epoch)]()
+
+    def look(self, epoch: int) -> None:
+        """The tracking pass without its verdicts, for metrics of an epoch that needs none."""
+        self._draw_weak_views(epoch)
+        look(self.network, self.views, self.pixels, self.given_N, self.memory)
+
+    def _draw_weak_views(self, epoch: int) -> None:
         if len(self.weak_draws_NK):
             seed = stream_seed(self.settings.seed, "tracking", epoch)
             chance = torch.Generator(self.device).manual_seed(seed)
             self.weak_draws_NK.uniform_(generator=chance)
-        return self.tracking[self.judges_guesses(epoch)]()
 
     def judge_held_out(self, epoch: int) -> tuple[ImageSet, Memory] | None:
         """The images that were held out and whose labels may be wrong, if there are any, and what

@@ -23,7 +23,7 @@ from pseudoloss.views import WEAK_DRAWS, Views
 PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
 SHARES_AT_ONCE = 2**22  # of guesses, a number a class
 
-NOISE_METRICS = ("loss", "agreement", "disagreement", "kl")
+NOISE_METRICS = ("loss", "agreement", "disagreement", "js", "kl")
 
 
 class Stages(NamedTuple):
@@ -135,6 +135,10 @@ def noise_metrics(
             found["agreement"] = metrics.agreement(near, given_N)
         if "disagreement" in names:
             found["disagreement"] = metrics.disagreement(near, given_N, memory.classes)
+    if "js" in names:
+        parts = given_N.split(images_at_once(views))
+        logits = predict(network, views, pixels)
+        found["js"] = torch.cat([*map(metrics.label_divergence, logits, parts)])
     if "kl" in names:
         found["kl"] = diverge(network, views, pixels, draws_NK)
     return found

@@ -315,12 +315,22 @@ def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, An
         if session.settings.compare_metrics
         else {}
     )
-    if stages is None:
-        return {"noisy": None, "trust": None, "detection": None, "guesses": None, **asked}
     memory, true_N = session.memory, session.data.train.true_N
+    if stages is None:
+        found: dict[str, Any] = {
+            "noisy": None,
+            "trust": None,
+            "detection": None,
+            "guesses": None,
+            **asked,
+        }
+        if asked and true_N is not None:
+            session.look(epoch)
+            found |= comparisons(session, true_N.to(session.device), judged=False)
+        return found
     judged = session.judges_guesses(epoch)
     noisy = int(memory.noisy_N.sum())
-    found: dict[str, Any] = {
+    found = {
         "noisy": noisy / len(memory.noisy_N),
         "trust": memory.trust_N[memory.noisy_N].mean().item() if judged and noisy else None,
         "detection": None,
@@ -344,7 +354,9 @@ def comparisons(session: Session, true_N: Tensor, judged: bool) -> dict[str, Any
     found: dict[str, Any] = {"metrics": {"noise": noise, "guesses": None}}
     if judged:
         found["metrics"]["guesses"] = evaluate.guess_aucs(session.guess_metrics(), memory, true_N)
-        found["bias"] = evaluate.bias(memory, true_N)
+        selected = session.settings.trust_in_classification
+        weight_N = memory.trust_N if selected else torch.ones_like(memory.trust_N)
+        found["bias"] = evaluate.bias(memory, true_N, weight_N)
         found["pseudo_loss"] = evaluate.pseudo_losses(memory, true_N)
     return found
 

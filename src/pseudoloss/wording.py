@@ -25,6 +25,7 @@ VALUES = {
     "loss": "losses",
     "agreement": "agreements of neighbours",
     "disagreement": "disagreements of neighbours",
+    "js": "divergences of labels",
     "kl": "divergences of views",
     "pseudo-loss": "pseudo-losses",
     "confidence": "confidences of guesses",

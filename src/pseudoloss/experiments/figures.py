@@ -4,15 +4,16 @@ A line is the mean over seeds, and the band around it goes from the lowest to th
 are under way are drawn as far as they have come.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudoloss.config import did_you_mean
+from pseudoloss.config import as_flag, did_you_mean
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import FIGURES, SELECTION, WITH, WITHOUT, Cell
+from pseudoloss.experiments.catalogue import FIGURES, SELECTION, WITH, WITHOUT, Cell, what_counts
 from pseudoloss.experiments.cells import folder_of
 from pseudoloss.files import write_atomically
 from pseudoloss.runs import RunFolder
@@ -28,7 +29,8 @@ NOISE = (
     ("metrics.noise.loss", "small loss", "#0072b2"),
     ("metrics.noise.agreement", "neighbour agreement", "#009e73"),
     ("metrics.noise.disagreement", "neighbour disagreement", "#e69f00"),
-    ("metrics.noise.kl", "KL divergence", "#cc79a7"),
+    ("metrics.noise.js", "JS divergence of the label", "#d55e00"),
+    ("metrics.noise.kl", "KL divergence of views", "#cc79a7"),
 )
 GUESSES = (
     ("metrics.guesses.pseudo-loss", "pseudo-loss", "#0072b2"),
@@ -38,7 +40,7 @@ GUESSES = (
 ACCURACY = (("accuracy", "accuracy", ""),)
 BIAS = (
     ("bias.fitted", "wrong guess, and the network agrees", "#d55e00"),
-    ("bias.trusted", "wrong guess, and it is trusted", "#0072b2"),
+    ("bias.learnt", "wrong guess, and it is learnt from", "#0072b2"),
 )
 RIGHT, WRONG = "#56b4e9", "#d55e00"
 STYLES = {WITH: "-", WITHOUT: "--"}
@@ -61,8 +63,8 @@ def draw(
     file: Path,
     only: Sequence[str] | None = None,
     epochs: Sequence[int] | None = None,
-) -> None:
-    """Draw a figure into a file; its ending says the format."""
+) -> list[str]:
+    """Draw a figure into a file, whose ending says the format. What was left out, and why."""
     if name not in FIGURES:
         raise InputError(f"{name}: no such figure{did_you_mean(name, FIGURES)}")
     if file.suffix not in ENDINGS:
@@ -75,7 +77,7 @@ def draw(
         raise InputError(
             "figures need matplotlib: pip install matplotlib, or pseudoloss[figures]"
         ) from None
-    runs = find_runs(out, only)
+    runs, notes = find_runs(out, only)
     with matplotlib.rc_context(STYLE):
         figure = DRAWINGS[name](runs, epochs)
         metadata = {"Date": None} if file.suffix == ".svg" else {}  # equal runs, equal files
@@ -87,6 +89,7 @@ def draw(
             )
         except OSError as error:
             raise InputError(f"--file {file}: cannot be written ({error.strerror})") from None
+    return notes
 
 
 STYLE: dict[Any, Any] = {
@@ -105,26 +108,63 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def find_runs(out: Path, only: Sequence[str] | None) -> list[Runs]:
-    """The runs of `selection` that have begun."""
-    cells = SELECTION.choose(only) if only else SELECTION.cells
-    found = []
-    for cell in cells:
+def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[str]]:
+    """The runs of `selection` that have begun; and what is to be said of them.
+
+    Of a cell only runs that were trained alike: as the cell wants it, or else all in one other way.
+    """
+    found, notes = [], []
+    for cell in SELECTION.choose(only) if only else SELECTION.cells:
         place = folder_of(out, SELECTION, cell, 0).parent
-        folders = {path.name.removeprefix("seed"): path for path in place.glob("seed*")}
-        lines = {
-            int(seed): RunFolder(path).metrics()
-            for seed, path in sorted(folders.items())
-            if seed.isdecimal()
-        }
-        lines = {seed: rows for seed, rows in sorted(lines.items()) if rows}
-        if lines:
-            found.append(Runs(cell, lines))
+        names = [path.name.removeprefix("seed") for path in place.glob("seed*")]
+        alike: dict[str, dict[int, Lines]] = {}
+        for seed in sorted(int(name) for name in names if name.isdecimal()):
+            folder = RunFolder(place / f"seed{seed}")
+            try:
+                rows, differs = read(folder, cell)
+            except (InputError, OSError, ValueError, KeyError, TypeError) as error:
+                notes.append(
+                    f"{cell.name}: seed {seed} is left out, its folder is damaged ({error})"
+                )
+                continue
+            if rows:
+                alike.setdefault(differs, {})[seed] = rows
+        if not alike:
+            continue
+        chosen = "" if "" in alike else max(alike, key=lambda differs: len(alike[differs]))
+        found.append(Runs(cell, alike[chosen]))
+        for differs, lines in alike.items():
+            seeds = " ".join(map(str, lines))
+            left_out = " and left out" if differs != chosen else ""
+            if differs:
+                notes.append(f"{cell.name}: seed {seeds}: trained with {differs}{left_out}")
     if not found:
+        said = "".join(f"; {note}" for note in notes)
         raise InputError(
-            f"--out {out}: has no runs to draw; train them: pseudoloss experiments run selection"
+            f"--out {out}: has no runs to draw{said}; train them: "
+            "pseudoloss experiments run selection"
         )
-    return found
+    return found, notes
+
+
+def read(folder: RunFolder, cell: Cell) -> tuple[Lines, str]:
+    """The epochs of a run, and in what its settings differ from those of the cell."""
+    rows, recorded = folder.metrics(), folder.recorded()
+    if recorded is None:
+        if not rows:
+            return [], ""
+        raise ValueError("config.json is missing")
+    if folder.finished:
+        epochs = json.loads(folder.summary.read_bytes())["epochs"]
+        if epochs != len(rows):
+            raise ValueError(f"metrics.jsonl has {len(rows)} of {epochs} epochs")
+    wanted = what_counts(cell.preset, cell.changes)
+    differing = {
+        name: value
+        for name, value in what_counts("", vars(recorded.settings)).items()
+        if value != wanted.get(name)
+    }
+    return rows, ", ".join(as_flag(name, value) for name, value in differing.items())
 
 
 def value_of(line: dict[str, Any], place: str) -> Any:
