@@ -197,10 +197,11 @@ def test_the_steps_are_those_of_the_reader(fit, tmp_path):
     if fit == "crop":
         fitted = ImageOps.fit(image, size, bicubic)
     elif fit == "published-crop":
-        fitted = image.resize((20 * 200 // 150, 20), Image.Resampling.BILINEAR)
+        fitted = image.resize((20 * 200 // 150, 20), bicubic)
         fitted = fitted.crop((3, 1, 23, 19))
     else:
-        fitted = image.resize(size, bicubic)
+        how = bicubic if fit == "stretch" else Image.Resampling.BILINEAR
+        fitted = image.resize(size, how)
     array = np.asarray(fitted, dtype=np.float32)[
         crop["top"] : crop["top"] + crop["height"], crop["left"] : crop["left"] + crop["width"]
     ]

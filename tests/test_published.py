@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
 import pseudoloss as pl
 from pseudoloss.choices import choose_reader
@@ -20,6 +21,7 @@ from pseudoloss.errors import InputError
 from pseudoloss.fitting import choose_settings
 from pseudoloss.inspection import inspect
 
+BICUBIC = InterpolationMode.BICUBIC
 QUICK = {"network": "small-cnn", "epochs": 3, "warmup": 1, "device": "cpu", "quiet": True}
 
 
@@ -103,7 +105,7 @@ def test_cnwl(cnwl):
 
 
 @pytest.mark.parametrize("where", ["host", "files"])
-def test_pixels_of_cnwl_are_pils(cnwl, where):
+def test_pixels_of_cnwl_are_torchvisions(cnwl, where):
     """Bit by bit: it is the paper's benchmark."""
     for folder in (cnwl / "training" / "red_noise_nl_0.4" / "3", cnwl / "validation" / "3"):
         save_odd(folder)
@@ -113,9 +115,9 @@ def test_pixels_of_cnwl_are_pils(cnwl, where):
         images = part.images_NCHW
         for i, name in enumerate(part.paths):
             with Image.open(cnwl / name) as image:
-                pils = image.convert("RGB").resize((32, 32), Image.Resampling.BICUBIC)
+                theirs = Compose([Resize(32, BICUBIC), CenterCrop(32)])(image.convert("RGB"))
             ours = images[i] if where == "host" else images.reader.read(images.paths[i])
-            np.testing.assert_array_equal(ours, np.asarray(pils).transpose(2, 0, 1))
+            np.testing.assert_array_equal(ours, np.asarray(theirs).transpose(2, 0, 1))
 
 
 def test_broken_files_of_cnwl_are_left_out_with_their_truth(cnwl):
@@ -232,20 +234,16 @@ def test_web(web, name):
 
 def test_the_square_in_the_centre():
     """Against torchvision: the shorter side resized, then the centre."""
-    from torchvision.transforms import CenterCrop, Compose, Resize
-
     random = np.random.default_rng(0)
     for size in ((90, 60), (41, 77), (64, 64), (300, 40)):
         image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
         ours = Reader(3, (64, 64), "published-crop").pixels(image)
-        theirs = np.asarray(Compose([Resize(64), CenterCrop(64)])(image))
+        theirs = np.asarray(Compose([Resize(64, BICUBIC), CenterCrop(64)])(image))
         np.testing.assert_array_equal(ours.transpose(1, 2, 0), theirs)
 
 
 @pytest.mark.parametrize("where", ["host", "files"])
 def test_pixels_of_the_web_sets_are_torchvisions(web, where):
-    from torchvision.transforms import CenterCrop, Compose, Resize
-
     save_odd(web)
     lines = [f"{path.name}:{i % 3}" for i, path in enumerate(sorted(web.glob("n*")))]
     (web / "train-list.txt").write_text("\n".join(lines))
@@ -254,7 +252,7 @@ def test_pixels_of_the_web_sets_are_torchvisions(web, where):
     images = data.train.images_NCHW
     for i, name in enumerate(data.train.paths):
         with Image.open(web / name) as image:
-            theirs = Compose([Resize(512), CenterCrop(512)])(image.convert("RGB"))
+            theirs = Compose([Resize(512, BICUBIC), CenterCrop(512)])(image.convert("RGB"))
         ours = images[i] if where == "host" else images.reader.read(images.paths[i])
         np.testing.assert_array_equal(ours, np.asarray(theirs).transpose(2, 0, 1))
 

@@ -228,9 +228,10 @@ def preprocessing(description: Description, form: Format) -> dict[str, Any]:
         "stretch": f"all of the image in another shape: image.resize(({W}, {H}), "
         "PIL.Image.Resampling.BICUBIC)",
         "published-crop": f"the shorter side is brought to {max(H, W)} pixels, the other one "
-        "rounded down, PIL.Image.Resampling.BILINEAR; then the centre is kept",
+        "rounded down, PIL.Image.Resampling.BICUBIC; then the centre is kept",
+        "published-stretch": f"all of the image in another shape: image.resize(({W}, {H}), "
+        "PIL.Image.Resampling.BILINEAR)",
     }
-    fits["published-stretch"] = fits["stretch"]
     ours = description.fit not in image_files.PUBLISHED
     pils = "as image.convert(mode) has it"
     return {

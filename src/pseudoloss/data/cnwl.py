@@ -12,7 +12,7 @@ from pseudoloss.data.images import in_order
 from pseudoloss.data.listing import Listed, Parts, Recipe, name_of
 from pseudoloss.errors import InputError
 
-READER = Reader(3, (32, 32), "published-stretch")
+READER = Reader(3, (32, 32), "published-crop")
 MEAN, STD = (0.4728, 0.4487, 0.4031), (0.2744, 0.2663, 0.2806)
 ANNOTATIONS = "mini-imagenet-annotations.json"
 LAYOUT = f"training/red_noise_nl_RATIO/CLASS/*.jpg, validation/CLASS/*.jpg and {ANNOTATIONS}"

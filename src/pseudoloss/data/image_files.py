@@ -67,7 +67,7 @@ class Reader:
         fit: "crop": the shorter side is brought to the size, and the centre kept; "stretch": all
             of the image, in another shape. "published-crop" and "published-stretch" are for the
             sets of the paper: what PIL decodes, neither made smaller on the way nor turned nor laid
-            on white, and the crop bilinear.
+            on white; bilinear where it is stretched.
     """
 
     channels: int
@@ -234,14 +234,16 @@ def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
     height, width = size
     if image.size == (width, height):
         return image
-    if fit in ("stretch", "published-stretch"):
+    if fit == "stretch":
         return image.resize((width, height), Image.Resampling.BICUBIC)
+    if fit == "published-stretch":  # what the released program does to a pool
+        return image.resize((width, height), Image.Resampling.BILINEAR)
     if fit == "crop":
         return ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-    # As torchvision's Resize and CenterCrop: in whole pixels.
+    # As torchvision's Resize (bicubic) and CenterCrop: in whole pixels.
     wide, high = (max(size) * length // min(image.size) for length in image.size)
     left, top = round((wide - width) / 2), round((high - height) / 2)
-    image = image.resize((wide, high), Image.Resampling.BILINEAR)
+    image = image.resize((wide, high), Image.Resampling.BICUBIC)
     return image.crop((left, top, left + width, top + height))
 
 
