@@ -21,6 +21,7 @@ from pseudoloss.choices import choose_device, choose_precision, choose_size
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, arrays, corrupt
 from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.labels import TRUTH
 from pseudoloss.mixture import fit_two_modes
 from pseudoloss.progress import Silent
 from pseudoloss.session import Session, learning_rate, stream_seed
@@ -221,7 +222,7 @@ def test_training_never_sees_the_truth(tiny_settings):
         assert torch.equal(tensor, states[1][name])
         assert torch.equal(tensor, states[2][name])
     assert runs[0].summary["detection"] != runs[1].summary["detection"]
-    pd.testing.assert_frame_equal(runs[0].labels, runs[2].labels)
+    pd.testing.assert_frame_equal(runs[0].labels.drop(columns=list(TRUTH)), runs[2].labels)
 
 
 def test_images_of_no_class(tiny_source, tiny_settings, tmp_path, capsys):
@@ -243,7 +244,15 @@ def test_images_of_no_class(tiny_source, tiny_settings, tmp_path, capsys):
     assert other.summary["noise"] == {"in": None, "out": None}
     for name, tensor in run.model.network.state_dict().items():
         assert torch.equal(tensor, other.model.network.state_dict()[name])
-    pd.testing.assert_frame_equal(run.labels, other.labels)
+    pd.testing.assert_frame_equal(run.labels.drop(columns=list(TRUTH)), other.labels)
+    shares = run.labels["truth"].value_counts(normalize=True)
+    assert (shares["wrong"], shares["out"]) == tuple(summary["noise"].values())
+    names = np.array(noisy.classes)[noisy.true_N]
+    assert (run.labels["true_label"].dropna() == names[noisy.true_N >= 0]).all()
+    assert (run.labels["true_label"].isna() == (run.labels["truth"] == "out")).all()
+    again = pl.load(tmp_path / "run").labels
+    kept, told = (labels[list(TRUTH)].fillna("–").to_numpy() for labels in (again, run.labels))
+    assert kept.tolist() == told.tolist()
 
 
 def test_a_pool_may_move_but_not_change(tiny_source, tiny_settings, tmp_path):

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pseudoloss.data import ImageSet
+from pseudoloss.data import OUT, ImageSet
 from pseudoloss.files import write_atomically
 from pseudoloss.memory import Memory
 
 TRAIN, HELD_OUT = "train", "held-out"  # parts of the images
+TRUTH = ("true_label", "truth")  # columns
 TRUSTED = 0.5  # a guess is offered as a new label from this trust on
 
 
@@ -20,7 +21,8 @@ def label_table(
     judged: bool,
     held_out: tuple[ImageSet, Memory] | None = None,
 ) -> pd.DataFrame:
-    """One row an image; the columns that cleanlab has too bear its names.
+    """One row an image; the columns that cleanlab has too bear its names. Where the truth of some
+    is known, two columns hold it.
 
     `action` is what we would do: `keep` the label; `relabel` it (noisy, and the guess is trusted);
     or `look` at the image (noisy, and no guess is trusted: often it belongs to no class at all).
@@ -35,7 +37,9 @@ def label_table(
     rows = [_rows(TRAIN, images, memory, judged)]
     if held_out is not None:
         rows.append(_rows(HELD_OUT, *held_out, judged))
-    return pd.concat(rows, ignore_index=True)
+    table = pd.concat(rows, ignore_index=True)
+    known = images.true_N is not None or (held_out is not None and held_out[0].true_N is not None)
+    return table if known else table.drop(columns=list(TRUTH))
 
 
 def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
@@ -49,6 +53,7 @@ def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataF
     action = np.select([issue & trusted, issue], ["relabel", "look"], "keep")
     suggested = names[np.where(action == "relabel", guess, given)]
     suggested[action == "look"] = np.nan
+    true_label, truth = _truth(images, names, given)
     return pd.DataFrame(
         {
             "index": images.in_source_N.numpy(),
@@ -62,8 +67,21 @@ def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataF
             "p_noisy": memory.p_noisy_N.cpu().numpy(),
             "trust": trust,
             "action": action,
+            "true_label": true_label,
+            "truth": truth,
         }
     )
+
+
+def _truth(images: ImageSet, names: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """True labels, and of what kind the given ones are; NaN where that is not known."""
+    unknown = np.full(len(images), np.nan, dtype=object)
+    if images.true_N is None:
+        return unknown, unknown
+    true = images.true_N.numpy()
+    label = np.where(true == OUT, np.nan, names[true])
+    kind = np.select([true == OUT, true != given], ["out", "wrong"], "clean")
+    return label, kind.astype(object)
 
 
 def estimated_noise(table: pd.DataFrame) -> dict[str, Any]:
@@ -92,13 +110,15 @@ def write_labels(table: pd.DataFrame, folder: Path) -> None:
 def read_labels(folder: Path) -> pd.DataFrame:
     """The label table of a run folder; labels and paths are text, as they were written. Where it
     was written without parts, only images that were trained on have a row."""
-    text = ["path", "part", "given_label", "predicted_label", "suggested_label", "action"]
+    text = ["path", "part", "given_label", "predicted_label", "suggested_label", "action", *TRUTH]
     numbers = ["label_score", "p_noisy", "trust"]
     table = pd.read_csv(
         folder / "labels.csv",
         dtype=dict.fromkeys(text, object) | dict.fromkeys(numbers, float),
         keep_default_na=False,
-        na_values={"path": [""], "suggested_label": [""], "trust": [""], "label_score": [""]},
+        na_values={
+            name: [""] for name in ("path", "suggested_label", "trust", "label_score", *TRUTH)
+        },
     )
     if "part" not in table:
         table.insert(list(table).index("path") + 1, "part", TRAIN)
