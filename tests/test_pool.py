@@ -68,20 +68,25 @@ def test_arrays(tmp_path, stored, channels):
 
 @pytest.mark.parametrize("form", ["pickle", "npz"])
 def test_batches_of_imagenet32(tmp_path, form):
-    """Three of the ten are a pool as well."""
-    images = np.zeros((15, 3072), np.uint8)
-    images[:, 0] = np.arange(15)
-    for i in range(3):
+    """All ten of them: fewer are a download that stopped half-way."""
+    images = np.zeros((50, 3072), np.uint8)
+    images[:, 0] = np.arange(50)
+    for i in range(10):
         batch = {"data": images[5 * i : 5 * i + 5], "labels": np.arange(1, 6)}
         path = tmp_path / f"train_data_batch_{i + 1}"
         if form == "pickle":
             path.write_bytes(pickle.dumps(batch | {"labels": list(range(1, 6))}))
         else:
             np.savez(path.with_suffix(".npz"), **batch)
-    drawn = draw(str(tmp_path), 15, (32, 32), 3, chance())
-    assert sorted(drawn[:, 0, 0, 0].tolist()) == list(range(15))
+    drawn = draw(str(tmp_path), 50, (32, 32), 3, chance())
+    assert sorted(drawn[:, 0, 0, 0].tolist()) == list(range(50))
     some = draw(str(tmp_path), 4, (32, 32), 3, chance(1))
     assert len(set(some[:, 0, 0, 0].tolist())) == 4
+    for i in (4, 9):
+        next(tmp_path.glob(f"train_data_batch_{i}*")).unlink()
+    missing = f"train_data_batch_4, train_data_batch_9 missing in {tmp_path}; its owners publish it"
+    with pytest.raises(InputError, match=f"--pool {tmp_path}: {missing} at https://image-net.org"):
+        draw(str(tmp_path), 4, (32, 32), 3, chance())
 
 
 def test_bad_pools(folder, tmp_path):
@@ -106,7 +111,8 @@ def test_bad_pools(folder, tmp_path):
     path.write_bytes(path.read_bytes()[:60])
     refused(folder, r"0.png (cannot be read|is no image)", 12)
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "train_data_batch_1").write_bytes(pickle.dumps({"data": 3}))
+    for i in range(1, 11):
+        (tmp_path / "b" / f"train_data_batch_{i}").write_bytes(pickle.dumps({"data": 3}))
     refused(tmp_path / "b", "train_data_batch_1 must hold data .* and labels")
 
 

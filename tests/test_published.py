@@ -68,14 +68,14 @@ def cut(path):
 
 @pytest.fixture
 def cnwl(tmp_path):
-    """11 classes; in each an image of ImageNet, a right one and a wrong one from the web."""
+    """100 classes; in each an image of ImageNet, a right one and a wrong one from the web."""
     root, notes = tmp_path / "cnwl", []
-    for c in range(11):
+    for c in range(100):
         folder = root / "training" / "red_noise_nl_0.4" / str(c)
-        save(folder / f"n0{c}.jpg", (10 * c, 0, 0))
-        save(folder / f"good{c}.jpg", (10 * c, 90, 0), (50, 100))
-        save(folder / f"web{c}.jpg", 10 * c)  # grey
-        save(root / "validation" / str(c) / f"n1{c}.jpg", (10 * c, 0, 200))
+        save(folder / f"n0{c}.jpg", (2 * c, 0, 0))
+        save(folder / f"good{c}.jpg", (2 * c, 90, 0), (50, 100))
+        save(folder / f"web{c}.jpg", 2 * c)  # grey
+        save(root / "validation" / str(c) / f"n1{c}.jpg", (2 * c, 0, 200))
         for name, is_clean in ((f"good{c}", 1), (f"web{c}", 0)):
             note = {"image/id": name, "image/class/label/is_clean": is_clean}
             notes.append([note | {"image/class/label": c, "image/uri": "http://…"}])
@@ -87,17 +87,17 @@ def cnwl(tmp_path):
 def test_cnwl(cnwl):
     data, skipped = read(f"cnwl:{cnwl}:0.4")
     assert skipped == ()
-    assert data.train.images_NCHW.shape == (33, 3, 32, 32)
-    assert data.test.images_NCHW.shape == (11, 3, 32, 32)
-    assert data.train.classes == tuple(str(c) for c in range(11))  # 10 after 9
-    assert data.train.given_N.tolist() == [c for c in range(11) for _ in range(3)]
+    assert data.train.images_NCHW.shape == (300, 3, 32, 32)
+    assert data.test.images_NCHW.shape == (100, 3, 32, 32)
+    assert data.train.classes == tuple(str(c) for c in range(100))  # 10 after 9
+    assert data.train.given_N.tolist() == [c for c in range(100) for _ in range(3)]
     for path, given, true in zip(
         data.train.paths, data.train.given_N.tolist(), data.train.true_N.tolist(), strict=True
     ):
         assert path.startswith(f"training/red_noise_nl_0.4/{given}/")
         assert true == (OUT if "web" in path else given)
     assert data.train.noise == {"in": 0, "out": pytest.approx(1 / 3)}
-    red = data.train.images_NCHW[:, 0, 9, 9].int() - 10 * data.train.given_N
+    red = data.train.images_NCHW[:, 0, 9, 9].int() - 2 * data.train.given_N
     assert red.abs().max() <= 4  # JPEG
     assert data.normalisation()[0] == (0.4728, 0.4487, 0.4031)
     assert data.preset == "cnwl-40"
@@ -110,7 +110,7 @@ def test_pixels_of_cnwl_are_torchvisions(cnwl, where):
     for folder in (cnwl / "training" / "red_noise_nl_0.4" / "3", cnwl / "validation" / "3"):
         save_odd(folder)
     data, _ = read(f"cnwl:{cnwl}:0.4", where)
-    for part, count in ((data.train, 45), (data.test, 23)):
+    for part, count in ((data.train, 312), (data.test, 112)):
         assert len(part) == count
         images = part.images_NCHW
         for i, name in enumerate(part.paths):
@@ -131,14 +131,14 @@ def test_broken_files_of_cnwl_are_left_out_with_their_truth(cnwl):
         ("web5.jpg", "not an image, or a broken one"),
         ("good3.jpg", "truncated file"),
     }
-    assert len(data.train) == 31
+    assert len(data.train) == 298
     for path, true in zip(data.train.paths, data.train.true_N.tolist(), strict=True):
         assert true == (OUT if "web" in path else int(path.split("/")[2]))
 
 
 def test_the_truth_of_cnwl_goes_into_the_figures(cnwl, tmp_path):
     """And is the same wherever the images lie."""
-    words, settings = f"cnwl:{cnwl}:0.4", QUICK | {"batch_size": 8}
+    words, settings = f"cnwl:{cnwl}:0.4", QUICK | {"batch_size": 50}
     runs = [
         pl.train(words, tmp_path / where, images=where, **settings) for where in ("host", "files")
     ]
@@ -151,7 +151,7 @@ def test_the_truth_of_cnwl_goes_into_the_figures(cnwl, tmp_path):
 
 
 def test_other_labels_for_cnwl(cnwl, tmp_path):
-    words, settings = f"cnwl:{cnwl}:0.4", QUICK | {"batch_size": 8, "epochs": 2}
+    words, settings = f"cnwl:{cnwl}:0.4", QUICK | {"batch_size": 50, "epochs": 2}
     run = pl.train(words, corrupt="pair:1", **settings)
     assert run.summary["noise"] == {"in": pytest.approx(2 / 3), "out": pytest.approx(1 / 3)}
     rows = run.labels[["path", "given_label"]].rename(columns={"given_label": "label"})
@@ -190,6 +190,10 @@ def test_cnwl_in_part(cnwl, tmp_path):
     refused(f"cnwl:{cnwl}:0.4", rf"validation/7/ holds no images; .*{owners}")
     (cnwl / "validation" / "7").rmdir()
     refused(f"cnwl:{cnwl}:0.4", rf"validation/7/ is missing; .*{owners}")
+    # A download that stopped half-way, at the same class in both parts.
+    (cnwl / "training" / "red_noise_nl_0.4" / "7").rename(tmp_path / "7")
+    said = "red_noise_nl_0.4/ holds 99 folders of classes, not the 100 of mini-ImageNet"
+    refused(f"cnwl:{cnwl}:0.4", rf"{said}; .*{owners}")
     notes = cnwl / "mini-imagenet-annotations.json"
     for text in ("{", "[]", '{"data": [[{"image/id": 3}]]}'):
         notes.write_text(text)

@@ -16,6 +16,7 @@ READER = Reader(3, (32, 32), "published-crop")
 MEAN, STD = (0.4728, 0.4487, 0.4031), (0.2744, 0.2663, 0.2806)
 ANNOTATIONS = "mini-imagenet-annotations.json"
 LAYOUT = f"training/red_noise_nl_RATIO/CLASS/*.jpg, validation/CLASS/*.jpg and {ANNOTATIONS}"
+CLASSES = 100  # of mini-ImageNet, in every part
 OWNERS = "its owners publish it at https://google.github.io/controlled-noisy-web-labels"
 
 
@@ -50,6 +51,13 @@ def cnwl(place: str) -> Parts:
         lone = [name for name in in_order(one.labels) if not (other / name).is_dir()]
         if lone:
             raise InputError(f"{spec}: {other / lone[0]}/ is missing; {OWNERS}")
+    for path, part in ((chosen, train), (validation, test)):
+        found = len(set(part.labels))
+        if found != CLASSES:
+            raise InputError(
+                f"{spec}: {path}/ holds {found} folders of classes, not the {CLASSES} of "
+                f"mini-ImageNet; {OWNERS}"
+            )
     train = replace(train, truths=_truths(train, notes, spec))
     preset = f"cnwl-{100 * share:.0f}"
     recipe = Recipe(READER, MEAN, STD, preset if preset in PRESETS else "cnwl-40")

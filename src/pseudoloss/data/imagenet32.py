@@ -1,5 +1,6 @@
 """ImageNet32 (ImageNet at 32 pixels) from its batch files, as pickles or as `.npz`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from pseudoloss.data.pickles import read_arrays
 from pseudoloss.errors import InputError
 
 BATCHES = 10
+TRAINING = tuple(f"train_data_batch_{i}" for i in range(1, BATCHES + 1))
 SIZE = 32
 OWNERS = "its owners publish it at https://image-net.org/download-images"
 
@@ -23,12 +25,8 @@ def imagenet32(folder: str) -> Data:
             f"{spec}: no such folder; it should hold train_data_batch_1 to _{BATCHES} and "
             f"val_data; {OWNERS}"
         )
-    names = [f"train_data_batch_{i}" for i in range(1, BATCHES + 1)]
-    files = {name: _file(root, name) for name in (*names, "val_data")}
-    missing = [name for name, path in files.items() if path is None]
-    if missing:
-        raise InputError(f"{spec}: {', '.join(missing)} missing in {root}; {OWNERS}")
-    parts = [read_batch(path, spec) for path in files.values() if path is not None]
+    files = _all_there({name: _file(root, name) for name in (*TRAINING, "val_data")}, root, spec)
+    parts = [read_batch(path, spec) for path in files.values()]
     values = np.unique(np.concatenate([labels for _, labels in parts[:-1]]))
     classes = tuple(str(value) for value in values.tolist())
     for name, (_, labels) in zip(files, parts, strict=True):
@@ -46,10 +44,13 @@ def imagenet32(folder: str) -> Data:
     return Data("imagenet32", train.with_labels(train.given_N, train.given_N), test)
 
 
-def batch_files(folder: Path) -> list[Path]:
-    """The training batches in a folder, in order; none where it holds something else."""
-    found = [_file(folder, f"train_data_batch_{i}") for i in range(1, BATCHES + 1)]
-    return [path for path in found if path is not None]
+def batch_files(folder: Path, where: str) -> list[Path]:
+    """The training batches in a folder, in order; none where it holds something else. Some of
+    them without the others are a download that stopped half-way."""
+    found = {name: _file(folder, name) for name in TRAINING}
+    if not any(found.values()):
+        return []
+    return list(_all_there(found, folder, where).values())
 
 
 def read_batch(path: Path, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -65,6 +66,13 @@ def read_batch(path: Path, where: str) -> tuple[np.ndarray, np.ndarray]:
             f"{where}: {path} must hold data (uint8, {3 * SIZE * SIZE} values an image) and "
             f"labels; {OWNERS}"
         ) from None
+
+
+def _all_there(files: Mapping[str, Path | None], folder: Path, where: str) -> dict[str, Path]:
+    missing = [name for name, path in files.items() if path is None]
+    if missing:
+        raise InputError(f"{where}: {', '.join(missing)} missing in {folder}; {OWNERS}")
+    return {name: path for name, path in files.items() if path is not None}
 
 
 def _file(folder: Path, name: str) -> Path | None:

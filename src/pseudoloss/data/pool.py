@@ -1,7 +1,7 @@
 """Images of no class: drawn from a pool, to take the place of images of the set.
 
 A pool is a folder of images (Places365, say, with its folders of classes), a `.npy` file, or a
-folder with batch files of ImageNet32.
+folder with the batch files of ImageNet32.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def _open(path: Path, where: str) -> tuple[int, Choose]:
         raise InputError(f"{where}: no such file or folder")
     if path.is_file():
         return _array(path, where)
-    batches = batch_files(path)
+    batches = batch_files(path, where)
     if batches:
         return _batches(batches, where)
     files = images_below(path)
