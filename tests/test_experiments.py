@@ -17,7 +17,7 @@ import pytest
 
 from pseudoloss.cli import main, train_parser
 from pseudoloss.config import PRESETS, Settings, as_json, setting_types
-from pseudoloss.errors import BusyError, TrainingError
+from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.experiments import cells, figures, tables
 from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, home, what_counts
 from pseudoloss.runs import RunFolder
@@ -115,7 +115,7 @@ QUICK = ["--quiet", "--set", "epochs=2"]
 def states(out, capsys, *more):
     _, text, _ = call("run", "digits", "--out", out, "--dry-run", *more, capsys=capsys)
     lines = [line.split() for line in text.splitlines() if not line.startswith(" ")]
-    return {f"{name} {seed}": state for state, name, _, seed in lines}
+    return {f"{name} {seed.rstrip(':')}": state for state, name, _, seed, *_ in lines}
 
 
 def test_dry_run_writes_nothing_and_shows_the_commands(tmp_path, capsys):
@@ -144,11 +144,16 @@ def test_finished_cells_are_passed_over(tmp_path, capsys):
     assert code == 0
     assert "[1/1] digits-ce seed 1: done already" in text
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == written
-    assert states(tmp_path, capsys, "--seeds", "1")["digits-ce 1"] == "done"
+    more = ["--seeds", "1", "--set", "epochs=2"]
+    assert states(tmp_path, capsys, *more)["digits-ce 1"] == "done"
     # A cell that was tried with other settings is not taken for the real one.
     code, _, err = call(*words[:-3], capsys=capsys)
     assert code == 2
     assert "began with --epochs 2, not with --epochs 30; choose another --out" in err
+    code, text, _ = call(*words[:-3], "--dry-run", capsys=capsys)
+    assert code == 0
+    line = "other digits-ce seed 1: other settings: --epochs 2 (not --epochs 30)"
+    assert text.splitlines()[0] == line
 
 
 def test_a_busy_cell_is_passed_over(tmp_path, capsys):
@@ -168,17 +173,26 @@ def test_a_busy_cell_is_passed_over(tmp_path, capsys):
     assert states(tmp_path, capsys, "--seeds", "1")["digits-pls 1"] == "free"
 
 
+def write_run(path, source, settings, last, best):
+    """A finished run folder, as far as one looks at those of cells."""
+    path.mkdir(parents=True)
+    settings = as_json(Settings(**settings))
+    config = {"source": source, "settings": settings, "data": {"fingerprint": "x"}}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "summary.json").write_text(json.dumps({"accuracy": {"last": last, "best": best}}))
+
+
 def fake_training(outcomes, began=None):
     """Stands for `train`: raises or finishes, as `outcomes` says of each method."""
 
-    def train(source, out, *, minutes, method="pls", **settings):
-        began.append((method, settings["seed"], minutes))
+    def train(source, out, *, preset, resume, minutes, quiet, **changes):
+        method = changes.get("method", "pls")
+        began.append((method, changes["seed"], minutes))
         outcome = outcomes.get(method)
         if isinstance(outcome, Exception):
             outcomes.pop(method)
             raise outcome
-        out.mkdir(parents=True)
-        (out / "summary.json").write_text("{}")
+        write_run(out, source, PRESETS[preset] | changes, 1.0, 2.0)
         summary = {"accuracy": {"last": 1.0, "best": 2.0}}
         return type("Run", (), {"summary": summary, "finished": outcome != "time is up"})()
 
@@ -195,6 +209,102 @@ def test_a_cell_that_fails_does_not_keep_others_from_it(tmp_path, capsys, monkey
     assert [name[:2] for name in began] == [
         (method, seed) for seed in (1, 2) for method in ("pls", "ce", "mixup")
     ]
+
+
+def test_what_is_wrong_with_one_cell_does_not_keep_others_from_it(tmp_path, capsys, monkeypatch):
+    """Images that turn out to be damaged, say."""
+    began, damaged = [], InputError("train-list.txt: line 3 is not PATH:CLASS")
+    fake = fake_training({"pls": damaged, "ce": damaged}, began)
+    monkeypatch.setattr(cells, "train", fake)
+    code, text, err = call("run", "digits", "--out", tmp_path, "--seeds", "1", capsys=capsys)
+    assert code == 1
+    assert f"digits-pls seed 1, digits-ce seed 1: {damaged}\n" in err
+    assert "[3/3] digits-mixup seed 1: done" in text
+
+
+@pytest.mark.parametrize("broken", ["summary", "summary of nothing", "config", "no config"])
+def test_a_damaged_folder_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatch, broken):
+    folder = RunFolder(make_run(tmp_path, "digits-pls", 1, 70, 71))
+    if broken == "no config":
+        folder.config.unlink()
+    else:
+        file = folder.config if broken == "config" else folder.summary
+        file.write_text("{}" if broken == "summary of nothing" else "{")
+    file = folder.config if "config" in broken else folder.summary
+    assert states(tmp_path, capsys, "--seeds", "1") == {
+        **{"digits-pls 1": "damaged", "digits-ce 1": "free", "digits-mixup 1": "free"}
+    }
+    monkeypatch.setattr(cells, "train", fake_training({}, []))
+    code, text, err = call("run", "digits", "--out", tmp_path, "--seeds", "1", capsys=capsys)
+    assert code == 1
+    assert "[1/3] digits-pls seed 1: its folder is damaged" in text
+    assert text.count(": done, accuracy") == 2
+    assert f"digits-pls seed 1: {file}: " in err
+    assert f"the folder is damaged: remove or rename {folder.path}\n" in err
+
+
+def test_data_are_looked_for_before_anything_is_trained(tmp_path, capsys, monkeypatch):
+    began = []
+    monkeypatch.setattr(cells, "train", fake_training({}, began))
+    inner = tmp_path / "data" / "cifar-100-python"
+    inner.mkdir(parents=True)
+    for name in ("train", "test", "meta"):
+        (inner / name).touch()
+
+    def refused(flag, message, *more):
+        words = ["run", "ood-noise", "--out", tmp_path / "out", "--seeds", "1", *more]
+        code, text, err = call(*words, "--data", *data.values(), capsys=capsys)
+        assert (code, text, began, (tmp_path / "out").exists()) == (2, "", [], False)
+        assert f"error: {flag}: {message}" in err
+        assert err.count("\n") == 1
+
+    (tmp_path / "pool").mkdir()
+    places = {"cifar100": tmp_path / "dta"}
+    places |= dict.fromkeys(("imagenet32", "places365"), tmp_path / "pool")
+    data = {kind: f"{kind}={place}" for kind, place in places.items()}
+    refused(f"--data cifar100={tmp_path}/dta", "no such folder; it should hold cifar-100-python/")
+    data["cifar100"] = f"cifar100={tmp_path}/data"
+    refused(f"--data imagenet32={tmp_path}/pool", "holds neither images nor batch files")
+    (tmp_path / "pool" / "train_data_batch_1").touch()
+    refused(f"--data imagenet32={tmp_path}/pool", "train_data_batch_2, train_data_batch_3, ")
+    refused(f"--set pool={tmp_path}/poo", "no such file or folder", "--set", f"pool={tmp_path}/poo")
+    for i in range(2, 11):
+        (tmp_path / "pool" / f"train_data_batch_{i}").touch()
+    data["places365"] = "places365=nowhere"
+    refused("--data places365=nowhere", "no such file or folder")
+    (inner / "test").unlink()
+    refused(f"--data cifar100={tmp_path}/data", f"test missing in {inner}; its owners")
+    # What is done needs no data any more.
+    for cell in EXPERIMENTS["ood-noise"].choose(None):
+        make_run(tmp_path / "out", cell.name, 1, 70, 71)
+    words = ["run", "ood-noise", "--out", tmp_path / "out", "--seeds", "1", "--data"]
+    assert call(*words, *data.values(), capsys=capsys)[0] == 0
+
+
+def test_folders_of_images_are_looked_for_too(tmp_path, capsys):
+    for name, only, kind, message in [
+        ("cnwl", "cnwl-40-*", "cnwl", f"{tmp_path}/x/training is missing; "),
+        ("web-fg", "bird-*", "web-bird", "no such folder; it should hold train-list.txt"),
+    ]:
+        words = ["--only", only, "--data", f"{kind}={tmp_path}/x"]
+        code, _, err = call("run", name, "--out", tmp_path, *words, capsys=capsys)
+        assert code == 2
+        assert f"error: --data {kind}={tmp_path}/x: {message}" in err
+
+
+def test_a_run_of_another_source_is_not_the_cells(tmp_path, capsys):
+    """All presets of CNWL are equal: its noise is in the source."""
+    make_run(tmp_path, "cnwl-40-pls", 1, 70, 71, source="cnwl:/data:0.2")
+    make_run(tmp_path, "cnwl-20-pls", 1, 70, 71, source="cnwl:/other/data:0.20")
+    words = ["run", "cnwl", "--out", tmp_path, "--seeds", "1", "--data", "cnwl=here"]
+    code, _, err = call(*words, "--only", "cnwl-40-pls", capsys=capsys)
+    assert code == 2
+    assert "began with cnwl:/data:0.2, not with cnwl:here:0.4; choose another --out" in err
+    assert call(*words, "--only", "cnwl-20-pls", capsys=capsys)[0] == 0
+    _, text, _ = call(*words, "--dry-run", capsys=capsys)
+    assert "done  cnwl-20-pls seed 1\n" in text
+    differs = "cnwl:/data:0.2 (not cnwl:here:0.4)"
+    assert f"other cnwl-40-pls seed 1: other settings: {differs}\n" in text
 
 
 def test_a_cell_that_another_process_took_in_between_comes_last(tmp_path, capsys, monkeypatch):
@@ -266,15 +376,12 @@ def test_killed_and_gone_on_with(tmp_path, capsys):
 # ------------------------------------------------------------------------------------- the tables
 
 
-def make_run(out, name, seed, last, best, **settings):
-    """A finished run folder, as far as a table looks."""
+def make_run(out, name, seed, last, best, source=None, **settings):
+    """A finished run of a cell."""
     experiment, cell = cell_named(name)
     path = cells.folder_of(out, experiment, cell, seed)
-    path.mkdir(parents=True)
     values = PRESETS[cell.preset] | dict(cell.changes) | {"seed": seed} | settings
-    config = {"source": "x", "settings": as_json(Settings(**values)), "data": {"fingerprint": "x"}}
-    (path / "config.json").write_text(json.dumps(config))
-    (path / "summary.json").write_text(json.dumps({"accuracy": {"last": last, "best": best}}))
+    write_run(path, source or cell.source, values, last, best)
     return path
 
 

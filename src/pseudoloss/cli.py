@@ -421,7 +421,10 @@ def experiments_run(words: list[str]) -> None:
     )
     if args.dry_run:
         for job in jobs:
-            print(f"{job.state:5} {job.name}\n      {job.command}")
+            others = ", ".join(f"{before} (not {wanted})" for before, wanted in job.differences())
+            state = "other" if others else job.state
+            why = f": other settings: {others}" if others else job.damage and f": {job.damage}"
+            print(f"{state:5} {job.name}{why}\n      {job.command}")
         return
     try:
         states = cells.run(jobs, places, minutes=args.minutes, quiet=args.quiet, say=_say)

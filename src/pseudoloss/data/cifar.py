@@ -27,14 +27,17 @@ CIFAR100_MD5 = {
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "meta": "7973b15100ade9c7d40fb424638fde48",
 }
+FILES = {
+    "cifar10": ("cifar-10-batches-py", CIFAR10_MD5),
+    "cifar100": ("cifar-100-python", CIFAR100_MD5),
+}
 
 OWNERS = "its owners publish it at https://www.cs.toronto.edu/~kriz/cifar.html"
 
 
 def cifar10(folder: str) -> Data:
     """CIFAR-10: 50,000 training and 10,000 test images of 10 classes."""
-    spec = f"cifar10:{folder}"
-    root = _find(spec, folder, "cifar-10-batches-py", CIFAR10_MD5)
+    spec, root = f"cifar10:{folder}", find_cifar("cifar10", folder)
     files = {name: _read(spec, root / name, md5) for name, md5 in CIFAR10_MD5.items()}
     return _data(
         name="cifar10",
@@ -49,8 +52,7 @@ def cifar10(folder: str) -> Data:
 
 def cifar100(folder: str) -> Data:
     """CIFAR-100: 50,000 training and 10,000 test images of 100 classes."""
-    spec = f"cifar100:{folder}"
-    root = _find(spec, folder, "cifar-100-python", CIFAR100_MD5)
+    spec, root = f"cifar100:{folder}", find_cifar("cifar100", folder)
     files = {name: _read(spec, root / name, md5) for name, md5 in CIFAR100_MD5.items()}
     data = _data(
         name="cifar100",
@@ -68,16 +70,20 @@ def cifar100(folder: str) -> Data:
     return replace(data, train=replace(data.train, superclasses=superclasses))
 
 
-def _find(spec: str, folder: str, inner: str, md5: dict[str, str]) -> Path:
-    """The folder that holds the files: `folder` itself or the `inner` one in it."""
+def find_cifar(kind: str, folder: str) -> Path:
+    """The folder that holds the files: `folder` itself or the one in it. None is opened yet."""
+    spec, (inner, md5) = f"{kind}:{folder}", FILES[kind]
     root = Path(folder).expanduser()
     if not folder or not root.is_dir():
         raise InputError(
             f"{spec}: no such folder; it should hold {inner}/ with {_listing(md5)}; {OWNERS}"
         )
     for place in (root / inner, root):
-        if any((place / name).exists() for name in md5):
+        missing = [name for name in md5 if not (place / name).exists()]
+        if not missing:
             return place
+        if len(missing) < len(md5):
+            raise InputError(f"{spec}: {', '.join(missing)} missing in {place}; {OWNERS}")
     archive = next(root.glob("cifar-*-python.tar.gz"), None)
     hint = f" (unpack {archive} first)" if archive else ""
     raise InputError(

@@ -45,19 +45,34 @@ def draw(
     return torch.from_numpy(pixels_NCHW)
 
 
+def look_for(pool: str) -> None:
+    """Refuse a pool that is not there. No image is read."""
+    path, where = Path(pool).expanduser(), f"--pool {pool}"
+    if path.is_dir():
+        _inside(path, where)
+    else:
+        _open(path, where)
+
+
 def _open(path: Path, where: str) -> tuple[int, Choose]:
     """How many images there are, and how some of them are had."""
     if not path.exists():
         raise InputError(f"{where}: no such file or folder")
     if path.is_file():
         return _array(path, where)
-    batches = batch_files(path, where)
+    batches, files = _inside(path, where)
     if batches:
         return _batches(batches, where)
-    files = images_below(path)
-    if not files:
-        raise InputError(f"{where}: holds neither images nor batch files of ImageNet32")
     return len(files), lambda places: [files[i] for i in places]
+
+
+def _inside(folder: Path, where: str) -> tuple[list[Path], list[Path]]:
+    """The batch files of ImageNet32 in a folder or, where there are none, its images."""
+    batches = batch_files(folder, where)
+    files = [] if batches else images_below(folder)
+    if not batches and not files:
+        raise InputError(f"{where}: holds neither images nor batch files of ImageNet32")
+    return batches, files
 
 
 def _array(path: Path, where: str) -> tuple[int, Choose]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pseudoloss.config import did_you_mean
-from pseudoloss.data.cifar import cifar10, cifar100
+from pseudoloss.data.cifar import FILES, cifar10, cifar100, find_cifar
 from pseudoloss.data.cnwl import cnwl
 from pseudoloss.data.folder import folder_parts, part_names
 from pseudoloss.data.hub import dataset_rows, is_dataset, load_hub
@@ -190,6 +190,15 @@ def open_words(words: str) -> Data:
     if "/" in words:
         raise InputError(f"source {words}: no such file or folder")
     raise InputError(f"source {words}: no such source{did_you_mean(words, known)}")
+
+
+def look_for(words: str) -> None:
+    """Refuse a source NAME:PLACE whose files are not there. No image is read."""
+    kind, _, place = words.partition(":")
+    if kind in FILES:
+        find_cifar(kind, place)
+    elif kind in IN_FILES:
+        IN_FILES[kind](place)
 
 
 def absolute(words: str) -> str:

@@ -5,6 +5,7 @@ share OUT, can work on one experiment; a cell that another one works on is passe
 """
 
 import gc
+import json
 import shlex
 import time
 import tomllib
@@ -24,9 +25,11 @@ from pseudoloss.config import (
     request,
     setting_types,
 )
+from pseudoloss.data import pool as pools
+from pseudoloss.data import sources
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home
-from pseudoloss.runs import RunFolder
+from pseudoloss.runs import Recorded, RunFolder
 from pseudoloss.training import train
 
 LEAST_MINUTES = 0.5  # with less than that left no other cell is begun
@@ -57,26 +60,92 @@ class Job:
 
     @property
     def state(self) -> str:
-        """done, busy (another process works on it), begun or free."""
+        """damaged, done, busy (another process works on it), begun or free."""
+        if self.damage:
+            return "damaged"
         if self.folder.finished:
             return "done"
         if self.folder.busy:
             return "busy"
         return "begun" if self.folder.config.exists() else "free"
 
+    @property
+    def damage(self) -> str:
+        """What is wrong with its folder, if anything."""
+        try:
+            if self.folder.finished:
+                finished_run(self.folder)
+            else:
+                self.folder.recorded()
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def settings(self) -> Settings:
+        return request(self.cell.preset, None, self.changes).settings("default")
+
+    def differences(self) -> list[tuple[str, str]]:
+        """What its folder began with, and what the job wants instead."""
+        recorded = None if self.damage else self.folder.recorded()
+        if recorded is None:
+            return []
+        before = as_json(recorded.settings)
+        found = [
+            (as_flag(name, before[name]), as_flag(name, value))
+            for name, value in as_json(self.settings()).items()
+            if name not in (*MAY_CHANGE_ON_RESUME, "seed", "pool") and value != before[name]
+        ]
+        if kind_of(recorded.source) != kind_of(self.source):
+            found.insert(0, (recorded.source, self.source))
+        return found
+
     def check(self) -> None:
         """Refuse settings that are none, and a run that began with others: before any write."""
-        wanted = request(self.cell.preset, None, self.changes).settings("default")
-        recorded = self.folder.recorded()
-        if recorded is None:
-            return
-        before = as_json(recorded.settings)
-        for name, value in as_json(wanted).items():
-            if name not in (*MAY_CHANGE_ON_RESUME, "seed", "pool") and value != before[name]:
-                raise InputError(
-                    f"{self.folder.path}: began with {as_flag(name, before[name])}, not with "
-                    f"{as_flag(name, value)}; choose another --out"
-                )
+        self.settings()
+        for before, wanted in self.differences()[:1]:
+            raise InputError(
+                f"{self.folder.path}: began with {before}, not with {wanted}; choose another --out"
+            )
+
+    def look_for_data(self, places: Mapping[str, str]) -> None:
+        """Refuse data that are not where --data says."""
+        kind, colon, _ = self.source.partition(":")
+        if colon:
+            _look(sources.look_for, self.source, f"--data {kind}={places[kind]}", self.source)
+        if self.cell.pool:
+            place = self.changes["pool"]
+            named = place == places[self.cell.pool]
+            flag = f"--data {self.cell.pool}={place}" if named else f"--set pool={place}"
+            _look(pools.look_for, place, flag, f"--pool {place}")
+
+
+def kind_of(source: str) -> tuple[str, float | None]:
+    """A source without its place: its kind and, where the source says it, the share of noise."""
+    kind, _, place = source.partition(":")
+    try:
+        return kind, float(place.rpartition(":")[2]) if kind in sources.PLACES else None
+    except ValueError:
+        return kind, None
+
+
+def finished_run(folder: RunFolder) -> tuple[Recorded, float, float]:
+    """How a finished run began; its accuracy after the last epoch and in the best one."""
+    recorded = folder.recorded()
+    if recorded is None:
+        raise InputError(f"{folder.config}: is missing")
+    try:
+        accuracy = json.loads(folder.summary.read_text(encoding="utf-8"))["accuracy"]
+        return recorded, float(accuracy["last"]), float(accuracy["best"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder.summary}: not the summary.json of a run ({error})") from None
+
+
+def _look(look_for: Callable[[str], None], place: str, flag: str, start: str) -> None:
+    """Look for data; the error begins with the flag."""
+    try:
+        look_for(place)
+    except InputError as error:
+        raise InputError(f"{flag}: {str(error).removeprefix(f'{start}: ')}") from None
 
 
 def plan(
@@ -123,7 +192,8 @@ def run(
 ) -> dict[Job, str]:
     """Train what is not done yet. The state of every job afterwards.
 
-    A cell that fails is told of at the end, when all others have been tried.
+    Settings that are none and data that are not there are refused before anything is trained. A
+    cell that fails is told of at the end, when all others have been tried.
     """
     for job in jobs:
         for kind in job.cell.data:
@@ -132,15 +202,24 @@ def run(
         job.check()
     if minutes is not None and minutes <= 0:
         raise InputError(f"--minutes must be above 0, not {minutes:g}")
+    to_train = [job for job in jobs if job.state not in ("done", "damaged")]
+    for job in {(job.source, job.cell.pool): job for job in to_train}.values():
+        job.look_for_data(places)
     end = None if minutes is None else time.monotonic() + 60 * minutes
     titles = {job: f"[{number}/{len(jobs)}] {job.name}" for number, job in enumerate(jobs, 1)}
-    queue, again, failed, trained = list(jobs), set(), [], False
+    queue, again, trained = list(jobs), set(), False
+    failed: dict[str, list[str]] = {}  # why, and which cells
     while queue:
         job = queue.pop(0)
         title, state = titles[job], job.state
         left = None if end is None else (end - time.monotonic()) / 60
         if state == "done":
             say(f"{title}: done already")
+            continue
+        if state == "damaged":
+            why = f"{job.damage}; the folder is damaged: remove or rename {job.folder.path}"
+            failed.setdefault(why, []).append(job.name)
+            say(f"{title}: its folder is damaged")
             continue
         if state != "busy":
             if left is not None and (left < LEAST_MINUTES if trained else left <= 0):
@@ -150,16 +229,15 @@ def run(
             say(f"{title}: {'goes on' if state == 'begun' else 'begins'} in {job.folder.path}")
             try:
                 finished, accuracy = _train(job, left, quiet)
-            except TrainingError as error:
-                failed.append(f"{job.name}: {error}")
-                say(f"{title}: failed")
-                continue
-            except InputError as error:
+            except (InputError, TrainingError) as error:
                 # Another process may have been a moment faster.
-                if not isinstance(error, BusyError) and not (
-                    state == "free" and job.state != "free"
-                ):
-                    raise
+                taken = isinstance(error, BusyError) or (
+                    isinstance(error, InputError) and state == "free" and job.state != "free"
+                )
+                if not taken:
+                    failed.setdefault(str(error), []).append(job.name)
+                    say(f"{title}: failed")
+                    continue
             else:
                 if not finished:
                     say(f"{title}: time is up; the same command goes on")
@@ -171,7 +249,7 @@ def run(
             again.add(job)
             queue.append(job)
     if failed:
-        raise TrainingError("; ".join(failed))
+        raise TrainingError("; ".join(f"{', '.join(who)}: {why}" for why, who in failed.items()))
     return {job: job.state for job in jobs}
 
 
