@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -41,6 +42,21 @@ def test_a_whole_run_is_taken_apart(tmp_path):
     assert "mean of 2" in printed
     again, _ = run(out, *words)  # nothing is trained twice
     assert [one["seconds"] for one in again["runs"]] == [one["seconds"] for one in written["runs"]]
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("digits", "digits"),
+        ("cifar100:/my/data", "cifar100:DIR"),
+        ("cnwl:/my/data:0.2", "cnwl:DIR:0.2"),  # the noise is in the source
+    ],
+)
+def test_places_are_not_published(monkeypatch, source, written):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("PSEUDOLOSS_COMMIT", "none")
+    program = runpy.run_path(str(ROOT / "benchmarks" / "run.py"))
+    assert program["without_place"](source) == written
 
 
 def test_plain_steps_agree_with_themselves(tmp_path):

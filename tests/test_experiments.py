@@ -440,6 +440,97 @@ def test_trials_and_unfinished_runs_are_told_of(tmp_path, capsys):
     assert "id20-pls: seed 3 is left out, its folder is damaged" in text
 
 
+def test_trials_count_only_where_nothing_else_does(tmp_path, capsys):
+    make_run(tmp_path, "digits-ce", 1, 60, 95, epochs=2)
+    make_run(tmp_path, "digits-ce", 4, 60, 96, epochs=2)
+    results = tmp_path / "results"
+    words = "digits --preset digits-id40"
+    make_file(results, "ce.json", words, [(1, 70, 74), (2, 71, 75)])
+    content = json.loads((results / "ce.json").read_text())
+    content["command"] += " -- --method ce"
+    (results / "ce.json").write_text(json.dumps(content))
+    both = ["digits", "--out", tmp_path, "--results", results]
+    row = table(*both, capsys=capsys)["digits-ce"]
+    assert (row["best"], row["n"], row["differs"]) == ("74.5", "2", "")
+    _, text, _ = call("table", *both, capsys=capsys)
+    left = f"of {tmp_path}/digits/digits-ce is left out, it was trained with --epochs 2 (not"
+    assert f"\ndigits-ce: seed 1 {left} --epochs 30)\n" in text
+    assert f"\ndigits-ce: seed 4 {left} --epochs 30)\n" in text
+    assert "\ndigits-ce: seeds 1 2 of ce.json\n" in text
+    assert "*" not in text
+    # Those that differ in the same way count together, and only they.
+    make_run(tmp_path, "digits-ce", 3, 60, 10, epochs=3)
+    row = table("digits", "--out", tmp_path, capsys=capsys)["digits-ce"]
+    differs = "--epochs 2 (not --epochs 30)"
+    assert (row["best"], row["n"], row["differs"]) == ("95.5", "2", differs)
+    _, text, _ = call("table", "digits", "--out", tmp_path, capsys=capsys)
+    assert "digits-ce: seed 3 of" in text
+    assert "is left out, it was trained with --epochs 3 (not --epochs 30)" in text
+    # What is not asked for has no say in it.
+    row = table(*both, "--seeds", 4, capsys=capsys)["digits-ce"]
+    assert (row["best"], row["n"], row["differs"]) == ("96.0", "1", differs)
+
+
+def test_another_pool_is_told_of(tmp_path, capsys):
+    name, differs = "inet-40-20-pls", "--pool ood32.npy (not imagenet32)"
+    words = ["ood-noise", "--out", tmp_path, "--results", tmp_path / "results"]
+    make_run(tmp_path, name, 1, 70, 71, pool="/my/tinyimagenet32/ood32.npy")
+    make_file(tmp_path / "results", "a.json", "cifar100:DIR --preset cifar100-inet-40-20", [])
+    content = json.loads((tmp_path / "results" / "a.json").read_text())
+    content["command"] += " -- --pool ood32.npy"
+    content["runs"] = [{"seed": 2, "accuracy": {"last": 72, "best": 73}}]
+    (tmp_path / "results" / "a.json").write_text(json.dumps(content))
+    row = table(*words, capsys=capsys)[name]
+    assert (row["best"], row["n"], row["differs"]) == ("72.0", "2", differs)
+    _, text, _ = call("table", *words, capsys=capsys)
+    assert "ImageNet32, r_out = 0.4, r_in = 0.2*" in text
+    assert f"\n* {name} was not trained as its preset says: {differs}\n" in text
+    make_run(tmp_path, name, 3, 79, 80, pool="/data/ImageNet-32_train/batches")
+    row = table(*words, capsys=capsys)[name]
+    assert (row["best"], row["n"], row["differs"]) == ("80.0", "1", "")
+
+
+def test_runs_of_another_source_are_left_out(tmp_path, capsys):
+    place = make_run(tmp_path, "cnwl-40-pls", 1, 70, 71, source="cnwl:/data:0.2").parent
+    make_run(tmp_path, "cnwl-20-pls", 1, 70, 71, source="cnwl:/data:0.2")
+    results = tmp_path / "results"
+    for name, source in (("a", "cnwl:DIR:0.2"), ("b", "cnwl:DIR:0.4"), ("c", "cnwl:DIR")):
+        make_file(results, f"{name}.json", f"{source} --preset cnwl-40", [(2, ord(name), 1)])
+    words = ["cnwl", "--out", tmp_path, "--results", results]
+    rows = table(*words, capsys=capsys)
+    assert rows["cnwl-20-pls"]["n"] == "1"
+    assert (rows["cnwl-40-pls"]["last"], rows["cnwl-40-pls"]["n"]) == (f"{ord('b')}.0", "1")
+    _, text, _ = call("table", *words, capsys=capsys)
+    why = "it was trained on cnwl:/data:0.2 (not cnwl:DIR:0.4)"
+    assert f"\ncnwl-40-pls: seed 1 of {place} is left out, {why}\n" in text
+
+
+def test_a_table_of_nothing_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text, err = call("table", "id-noise", capsys=capsys)
+    assert (code, "78.85 ± 0.21" in text) == (0, True)
+    assert err == "pseudoloss: no finished runs of id-noise were found in experiments\n"
+    make_run(tmp_path / "experiments", "id0-pls", 1, 70, 71)
+    Path("benchmarks/results").mkdir(parents=True)
+    assert call("table", "id-noise", capsys=capsys)[2] == ""
+    words = ["id-noise", "--seeds", "8", "9", "--format", "csv", "--file", "new/folder/t.csv"]
+    code, text, err = call("table", *words, capsys=capsys)
+    assert (code, text) == (0, "")
+    assert "were found in experiments and benchmarks/results with --seeds 8 9\n" in err
+    assert Path("new/folder/t.csv").read_text().startswith("experiment,cell,")
+    for flag in ("--out", "--results"):
+        code, text, err = call("table", "id-noise", flag, "nowhere", capsys=capsys)
+        assert (code, text) == (2, "")
+        assert f"{flag} nowhere: no such folder" in err
+
+
+def test_cells_that_are_not_shown_are_counted(tmp_path, capsys):
+    line = "8 extra cells (baselines, trials) are not shown; --only '*' shows all\n"
+    assert call("table", "id-noise", "--out", tmp_path, capsys=capsys)[1].endswith(line)
+    for words in (["id-noise", "--only", "*"], ["id-noise", "--only", "id0*"], ["mu"]):
+        assert "extra" not in call("table", *words, "--out", tmp_path, capsys=capsys)[1]
+
+
 def test_files_belong_to_cells_by_preset_and_flags(tmp_path, capsys):
     results = tmp_path / "results"
     for name, flags, best in [

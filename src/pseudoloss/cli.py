@@ -470,11 +470,20 @@ def experiments_table(words: list[str]) -> None:
     elif out is not None and not out.is_dir():
         raise InputError(f"--out {out}: no such folder")
     lines, notes = tables.collect(experiment, chosen, out, results, args.seeds)
+    extra = 0 if args.only else len(experiment.cells) - len(chosen)
+    if extra:
+        notes.append(f"{extra} extra cells (baselines, trials) are not shown; --only '*' shows all")
+    if not any(line.results for line in lines):
+        places = " and ".join(str(place) for place in (out, results) if place is not None)
+        seeds = f" with --seeds {' '.join(map(str, args.seeds))}" if args.seeds else ""
+        nothing = f"no finished runs of {experiment.name} were found in {places}{seeds}"
+        print(f"pseudoloss: {nothing}", file=sys.stderr)
     text = tables.FORMATS[args.format](experiment, lines, notes)
     if args.file is None:
         print(text, end="")
         return
     try:
+        args.file.parent.mkdir(parents=True, exist_ok=True)
         args.file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"--file {args.file}: cannot be written ({error.strerror})") from None

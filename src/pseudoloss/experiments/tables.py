@@ -3,9 +3,10 @@
 import csv
 import io
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -18,7 +19,7 @@ from rich.table import Table
 from pseudoloss.config import as_flag
 from pseudoloss.errors import InputError
 from pseudoloss.experiments.catalogue import Cell, Experiment, what_counts
-from pseudoloss.experiments.cells import as_value, folder_of
+from pseudoloss.experiments.cells import as_value, finished_run, folder_of, kind_of
 from pseudoloss.runs import RunFolder
 
 NOTHING = "–"
@@ -32,7 +33,7 @@ class Result:
     last: float
     best: float
     where: str
-    differs: str = ""  # settings that are not the cell's
+    differs: str = ""  # what is not the cell's: settings, the pool
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class Committed:
     """A result file of benchmarks/run.py."""
 
     file: str
-    kind: str
+    source: str
     preset: str
     settings: Mapping[str, Any]  # those that count
+    pool: str | None
     results: tuple[Result, ...]
 
     def belongs_to(self, cell: Cell) -> bool:
         return (
-            self.kind == cell.source.partition(":")[0]
+            kind_of(self.source) == kind_of(cell.source)
             and self.preset == cell.preset
             and self.settings == what_counts(cell.preset, cell.changes)
         )
@@ -55,15 +57,16 @@ class Committed:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: a cell and the runs of it."""
+    """A line of the table: a cell and the runs of it, which all differ from it in the same way or
+    not at all."""
 
     cell: Cell
     results: tuple[Result, ...]
 
     @property
     def differs(self) -> str:
-        """Settings that are not the cell's."""
-        return "; ".join(dict.fromkeys(r.differs for r in self.results if r.differs))
+        """What is not the cell's."""
+        return self.results[0].differs if self.results else ""
 
     @property
     def last(self) -> tuple[float | None, float | None]:
@@ -90,7 +93,8 @@ def collect(
     """The lines of the table, and what is to be said of them.
 
     Each seed counts once: a run folder goes before a file, a file before those behind it in the
-    alphabet.
+    alphabet. Runs that differ from their cell count only where no others are, and only with those
+    that differ in the same way.
     """
     files = [] if results is None else list(committed(results))
     lines: list[Line] = []
@@ -98,9 +102,18 @@ def collect(
     for cell in cells:
         found: dict[int, Result] = {}
         candidates = [] if out is None else list(from_folders(out, experiment, cell, notes))
-        candidates += [r for file in files if file.belongs_to(cell) for r in file.results]
+        for file in files:
+            if file.belongs_to(cell):
+                differs = other_pool(cell, file.pool)
+                candidates += [replace(result, differs=differs) for result in file.results]
+        candidates = [r for r in candidates if seeds is None or r.seed in seeds]
+        counts = which_count(candidates)
         for result in candidates:
-            if seeds is not None and result.seed not in seeds:
+            if result.differs != counts:
+                notes.append(
+                    f"{cell.name}: seed {result.seed} of {result.where} is left out, it was "
+                    f"trained with {result.differs}"
+                )
                 continue
             if result.seed in found:
                 notes.append(
@@ -120,6 +133,23 @@ def collect(
     return lines, notes
 
 
+def which_count(results: Sequence[Result]) -> str:
+    """How those differ that count: not at all or, where all do, as most of them."""
+    ways = [result.differs for result in results]
+    return "" if "" in ways else max(ways, key=ways.count, default="")
+
+
+def other_pool(cell: Cell, pool: str | None) -> str:
+    """How a pool differs from the cell's. A path says no more than names, so it is the cell's if a
+    folder or file in it begins with the name of that."""
+    if cell.pool is None or pool is None:
+        return ""
+    names = [re.sub("[^a-z0-9]", "", part.lower()) for part in Path(pool).parts]
+    if any(name.startswith(cell.pool) for name in names):
+        return ""
+    return f"--pool {Path(pool).name} (not {cell.pool})"
+
+
 def from_folders(
     out: Path, experiment: Experiment, cell: Cell, notes: list[str]
 ) -> Iterable[Result]:
@@ -136,21 +166,24 @@ def from_folders(
             notes.append(f"{cell.name}: seed {seed} is not finished")
             continue
         try:
-            accuracy = json.loads(folder.summary.read_text(encoding="utf-8"))["accuracy"]
-            recorded = folder.recorded()
-            if recorded is None:
-                raise ValueError("config.json is missing")
-            result = Result(seed, float(accuracy["last"]), float(accuracy["best"]), str(place))
-        except (InputError, OSError, ValueError, KeyError, TypeError) as error:
+            recorded, last, best = finished_run(folder)
+        except InputError as error:
             notes.append(f"{cell.name}: seed {seed} is left out, its folder is damaged ({error})")
             continue
+        if kind_of(recorded.source) != kind_of(cell.source):
+            notes.append(
+                f"{cell.name}: seed {seed} of {place} is left out, it was trained on "
+                f"{recorded.source} (not {cell.source})"
+            )
+            continue
         wanted = what_counts(cell.preset, cell.changes)
-        differs = ", ".join(
+        differs = [
             f"{as_flag(name, value)} (not {as_flag(name, wanted.get(name))})"
             for name, value in what_counts("", vars(recorded.settings)).items()
             if value != wanted.get(name)
-        )
-        yield Result(seed, result.last, result.best, result.where, differs)
+        ]
+        pool = other_pool(cell, recorded.settings.pool)
+        yield Result(seed, last, best, str(place), ", ".join([*differs, *([pool] if pool else [])]))
 
 
 def committed(folder: Path) -> Iterable[Committed]:
@@ -173,13 +206,13 @@ def committed(folder: Path) -> Iterable[Committed]:
                 for run in content["runs"]
             )
             program = next(n for n, word in enumerate(words) if word.endswith("run.py"))
-            kind = words[program + 1].partition(":")[0]
+            source, behind = words[program + 1], flags(words[ours + 1 :])
             # Where a file says what was trained: its preset may have meant something else then.
-            changes = content["settings"] if "settings" in content else flags(words[ours + 1 :])
-            settings = what_counts(preset, changes)
+            settings = what_counts(preset, content.get("settings", behind))
+            pool = None if behind.get("pool") is None else str(behind["pool"])
         except (OSError, ValueError, KeyError, TypeError, IndexError, StopIteration):
             continue
-        yield Committed(path.name, kind, preset, settings, results)
+        yield Committed(path.name, source, preset, settings, pool, results)
 
 
 def flags(words: Sequence[str]) -> dict[str, Any]:
