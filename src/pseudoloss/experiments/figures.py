@@ -227,7 +227,7 @@ def panels(runs: list[Runs], what: Sequence[tuple[str, str, str]], unit: str) ->
                     colour = colour if several else COLOURS[column]
                     curve(axis, one, place, colour, STYLES[column])
         axis.set_title(row)
-        axis.set_xlabel("epoch")
+        over_epochs(axis)
     axes[0].set_ylabel(unit)
     columns = [column for column in STYLES if any(one.cell.column == column for one in having)]
     handles = [Line2D([], [], color=colour, label=name) for _, name, colour in what if several]
@@ -239,6 +239,13 @@ def panels(runs: list[Runs], what: Sequence[tuple[str, str, str]], unit: str) ->
     room = 2 * len(rows) if len(handles) > 2 else 2
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), room))
     return figure
+
+
+def over_epochs(axis: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("epoch")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def curve(axis: "Axes", runs: Runs, place: str, colour: str, style: str, label: str = "") -> None:
@@ -274,7 +281,7 @@ def guess_retrieval(runs: list[Runs], epochs: Sequence[int] | None) -> "Figure":
     for place, name, colour in GUESSES:
         curve(top, chosen, place, colour, "-", name)
     top.set_title(f"{chosen.cell.row}, {chosen.cell.column}")
-    top.set_xlabel("epoch")
+    over_epochs(top)
     top.set_ylabel("AUC of right guesses")
     top.legend()
     for index, epoch in enumerate(two_epochs(list(drawn), epochs)):
