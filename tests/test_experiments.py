@@ -690,7 +690,7 @@ def test_a_figure_mixes_nothing(tmp_path, capsys):
     mixed, notes = draw("mixed.svg")
     assert (mixed, notes) == (
         alone,
-        ["digits-with: seed 3: trained with --gamma 0.5 and left out"],
+        ["digits-with: seed 3: trained with --gamma 0.5 (not --gamma 2.0) and left out"],
     )
     # A finished run has all its epochs.
     path = make_metrics(tmp_path, "digits-with", 4)
@@ -698,12 +698,20 @@ def test_a_figure_mixes_nothing(tmp_path, capsys):
     damaged, notes = draw("damaged.svg")
     assert damaged == alone
     reason = "metrics.jsonl has 6 of 9 epochs"
-    assert f"digits-with: seed 4 is left out, its folder is damaged ({reason})" in notes
+    assert f"digits-with: seed 4 is left out: {reason}" in notes
     # Where there is nothing else a trial is drawn, and said to be one.
     make_metrics(tmp_path, "digits-without", 1, gamma=0.5)
     trial, notes = draw("trial.svg")
     assert trial != alone
-    assert "digits-without: seed 1: trained with --gamma 0.5" in notes
+    assert "digits-without: seed 1: trained with --gamma 0.5 (not --gamma 2.0)" in notes
+    # Nor is a run on other data one of the cell.
+    path = make_metrics(tmp_path, "id40-with", 1)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"source": "digits"}))
+    other, notes = draw("other.svg")
+    assert other == trial
+    reason = "it was trained on digits, not on cifar100"
+    assert any(note.startswith(f"id40-with: seed 1 is left out: {reason}") for note in notes)
 
 
 def test_every_figure_can_be_drawn():

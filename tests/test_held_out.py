@@ -165,7 +165,7 @@ def test_images_whose_labels_are_right_have_no_row(photos, tmp_path, tiny_source
         assert run.summary["held_out"] == 0
 
 
-@pytest.mark.parametrize("noise_metric", ["loss", "kl"])
+@pytest.mark.parametrize("noise_metric", ["loss", "js", "kl"])
 def test_wherever_images_lie_the_table_is_the_same(photos, noise_metric, tiny_settings):
     settings = tiny_settings | {"noise_metric": noise_metric, "hold_out": 0.25, "quiet": True}
     tables = [
@@ -236,8 +236,9 @@ def test_both_stages_look_at_all_images_together(chosen, tiny_settings):
     torch.testing.assert_close(memory.trust_N, trust[N:])
 
 
-def test_the_network_may_see_them_in_any_number_of_parts(tiny_settings, monkeypatch):
-    settings = tiny_settings | {"noise_metric": "kl", "quiet": True}
+@pytest.mark.parametrize("noise_metric", ["loss", "js", "kl"])
+def test_the_network_may_see_them_in_any_number_of_parts(tiny_settings, monkeypatch, noise_metric):
+    settings = tiny_settings | {"noise_metric": noise_metric, "quiet": True}
     tables = []
     for at_once in (2**21, 7 * 64):
         monkeypatch.setattr("pseudoloss.tracking.PIXELS_AT_ONCE", at_once)

@@ -5,7 +5,7 @@ Shapes: N images, B of them at a time, C classes, D dimensions of the contrastiv
 numbers an image.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -61,10 +61,7 @@ def trust_by_pseudo_loss(memory: Memory) -> tuple[Tensor, Mixture | None]:
 @torch.no_grad()
 def look(network: Network, views: Views, pixels: Resident, given_N: Tensor, memory: Memory) -> None:
     """Fill the memory with losses, pseudo-losses and predictions of all images."""
-    start = 0
-    for logits_BC in predict(network, views, pixels):
-        part = slice(start, start + len(logits_BC))
-        start = part.stop
+    for part, logits_BC in _placed(predict(network, views, pixels)):
         memory.loss_N[part] = F.cross_entropy(logits_BC, given_N[part], reduction="none")
         memory.pseudo_loss_N[part] = pseudo_loss(memory.guesses(part), logits_BC)
         memory.predicted_N[part] = logits_BC.argmax(1)
@@ -136,9 +133,12 @@ def noise_metrics(
         if "disagreement" in names:
             found["disagreement"] = metrics.disagreement(near, given_N, memory.classes)
     if "js" in names:
-        parts = given_N.split(images_at_once(views))
-        logits = predict(network, views, pixels)
-        found["js"] = torch.cat([*map(metrics.label_divergence, logits, parts)])
+        found["js"] = torch.cat(
+            [
+                metrics.label_divergence(logits_BC, given_N[part])
+                for part, logits_BC in _placed(predict(network, views, pixels))
+            ]
+        )
     if "kl" in names:
         found["kl"] = diverge(network, views, pixels, draws_NK)
     return found
@@ -180,11 +180,16 @@ def of_guesses(metric: Callable[[Tensor], Tensor], memory: Memory) -> Tensor:
 
 def _parts(views: Views, pixels: Resident) -> Iterator[tuple[slice, Tensor]]:
     """All images, and the places of those that come together."""
+    return _placed(pixels.parts(images_at_once(views)))
+
+
+def _placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """What comes of some images after others, with their places. Parts need not be of one size."""
     start = 0
-    for images_BCHW in pixels.parts(images_at_once(views)):
-        part = slice(start, start + len(images_BCHW))
+    for values_B in parts:
+        part = slice(start, start + len(values_B))
         start = part.stop
-        yield part, images_BCHW
+        yield part, values_B
 
 
 def images_at_once(views: Views) -> int:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pseudoloss.config import MAY_CHANGE_ON_RESUME, PRESETS, Settings, as_json, did_you_mean
+from pseudoloss.config import (
+    MAY_CHANGE_ON_RESUME,
+    PRESETS,
+    Settings,
+    as_flag,
+    as_json,
+    did_you_mean,
+)
 from pseudoloss.errors import InputError
 
 
@@ -377,6 +384,16 @@ def what_counts(preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting that makes the numbers of a run, with its value."""
     values = as_json(Settings()) | PRESETS.get(preset, {}) | dict(changes)
     return {name: value for name, value in values.items() if name not in NO_MATTER}
+
+
+def unlike(cell: Cell, settings: Settings) -> list[str]:
+    """In what the settings of a run differ from those of a cell, where that makes its numbers."""
+    wanted = what_counts(cell.preset, cell.changes)
+    return [
+        f"{as_flag(name, value)} (not {as_flag(name, wanted.get(name))})"
+        for name, value in what_counts("", vars(settings)).items()
+        if value != wanted.get(name)
+    ]
 
 
 def home(experiment: Experiment, cell: Cell) -> tuple[str, str]:

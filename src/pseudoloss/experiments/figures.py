@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudoloss.config import as_flag, did_you_mean
+from pseudoloss.config import did_you_mean
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import FIGURES, SELECTION, WITH, WITHOUT, Cell, what_counts
-from pseudoloss.experiments.cells import folder_of
+from pseudoloss.experiments.catalogue import FIGURES, SELECTION, WITH, WITHOUT, Cell, unlike
+from pseudoloss.experiments.cells import folder_of, kind_of
 from pseudoloss.files import write_atomically
 from pseudoloss.runs import RunFolder
 
@@ -123,9 +123,7 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
             try:
                 rows, differs = read(folder, cell)
             except (InputError, OSError, ValueError, KeyError, TypeError) as error:
-                notes.append(
-                    f"{cell.name}: seed {seed} is left out, its folder is damaged ({error})"
-                )
+                notes.append(f"{cell.name}: seed {seed} is left out: {error}")
                 continue
             if rows:
                 alike.setdefault(differs, {})[seed] = rows
@@ -158,13 +156,9 @@ def read(folder: RunFolder, cell: Cell) -> tuple[Lines, str]:
         epochs = json.loads(folder.summary.read_bytes())["epochs"]
         if epochs != len(rows):
             raise ValueError(f"metrics.jsonl has {len(rows)} of {epochs} epochs")
-    wanted = what_counts(cell.preset, cell.changes)
-    differing = {
-        name: value
-        for name, value in what_counts("", vars(recorded.settings)).items()
-        if value != wanted.get(name)
-    }
-    return rows, ", ".join(as_flag(name, value) for name, value in differing.items())
+    if kind_of(recorded.source) != kind_of(cell.source):
+        raise ValueError(f"it was trained on {recorded.source}, not on {cell.source}")
+    return rows, ", ".join(unlike(cell, recorded.settings))
 
 
 def value_of(line: dict[str, Any], place: str) -> Any:

@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pseudoloss.config import as_flag
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import Cell, Experiment, what_counts
+from pseudoloss.experiments.catalogue import Cell, Experiment, unlike, what_counts
 from pseudoloss.experiments.cells import as_value, finished_run, folder_of, kind_of
 from pseudoloss.runs import RunFolder
 
@@ -176,14 +175,8 @@ def from_folders(
                 f"{recorded.source} (not {cell.source})"
             )
             continue
-        wanted = what_counts(cell.preset, cell.changes)
-        differs = [
-            f"{as_flag(name, value)} (not {as_flag(name, wanted.get(name))})"
-            for name, value in what_counts("", vars(recorded.settings)).items()
-            if value != wanted.get(name)
-        ]
-        pool = other_pool(cell, recorded.settings.pool)
-        yield Result(seed, last, best, str(place), ", ".join([*differs, *([pool] if pool else [])]))
+        differs = [*unlike(cell, recorded.settings), other_pool(cell, recorded.settings.pool)]
+        yield Result(seed, last, best, str(place), ", ".join(filter(None, differs)))
 
 
 def committed(folder: Path) -> Iterable[Committed]:
