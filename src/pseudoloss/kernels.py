@@ -220,20 +220,22 @@ def _gradient(
     r = (tl.num_programs(0) - 1 - tl.program_id(0)) * R + tl.arange(0, R)
     inside = (r < rows)[:, None] & (c < C)[None, :]
     at = (g.to(tl.int64) * rows + r)[:, None] * C + c[None, :]
-    if AHEAD:
-        tl.extra.cuda.gdc_wait()
     mean = tl.load(mean_GC + g * C + c, c < C, 0.0)[None, :]
     rstd = tl.load(rstd_GC + g * C + c, c < C, 0.0)[None, :]
-    summed = tl.load(sum_GC + g * C + c, c < C, 0.0)[None, :]
-    multiplied = tl.load(product_GC + g * C + c, c < C, 0.0)[None, :]
     scale = rstd * tl.load(weight + c, c < C, 0.0)[None, :]
     shift = tl.load(bias + c, c < C, 0.0)[None, :]
     centred = tl.load(total + at, inside, 0.0).to(tl.float32) - mean
     grad = tl.load(d_out + at, inside, 0.0).to(tl.float32)
     grad = tl.where(centred * scale + shift <= 0, 0.0, grad)
+    if HAS_TOTAL:
+        elsewhere = tl.load(d_total + at, inside, 0.0).to(tl.float32)
+    if AHEAD:  # all so far was there before the sums were begun
+        tl.extra.cuda.gdc_wait()
+    summed = tl.load(sum_GC + g * C + c, c < C, 0.0)[None, :]
+    multiplied = tl.load(product_GC + g * C + c, c < C, 0.0)[None, :]
     grad = scale * (grad - summed - centred * rstd * multiplied)
     if HAS_TOTAL:
-        grad += tl.load(d_total + at, inside, 0.0).to(tl.float32)
+        grad += elsewhere
     tl.store(d_x + at, grad.to(d_x.dtype.element_ty), inside)
 
 
@@ -549,12 +551,18 @@ def _for_every_second(x: Tensor, small: Tensor, add: bool) -> None:
     )
 
 
+def patch_width(channels: int) -> int:
+    """Of the rows that `patches` makes of images."""
+    width: int = triton.next_power_of_2(9 * channels + 1)
+    return width
+
+
 def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The 3×3 neighbourhoods of every pixel: (pixels, K), the taps first and channels last, then a
     one, then zeros."""
     B, C, height, width = x.shape
     pixels = B * height * width
-    K = triton.next_power_of_2(9 * C + 1)
+    K = patch_width(C)
     out = x.new_empty((pixels, K), dtype=dtype)
     R = TILE // K
     _patches[(triton.cdiv(pixels, R),)](x, out, pixels, height, width, C, K, R)
@@ -572,23 +580,28 @@ def pool(x: Tensor, skip: Tensor | None) -> Tensor:
     return out
 
 
-def first_norm_relu(
-    norm: nn.BatchNorm2d, patches: Tensor, weight_CK: Tensor, ones: int, groups: int
-) -> tuple[Tensor, Tensor]:
-    """The ReLU of the norm of a convolution, in training: (pixels, C); and, of each group, the sums
-    of the patches' products with each other, which its statistics are made of.
+def squares(patches: Tensor, groups: int) -> Tensor:
+    """Of each group the sums of the patches' products with each other."""
+    return _multiplied(patches, patches, None, groups)
 
-    `ones`: the column of the patches that holds them. The convolution itself is never written.
+
+def first_norm_relu(
+    norm: nn.BatchNorm2d, patches: Tensor, square_GKK: Tensor, weight_CK: Tensor, ones: int
+) -> Tensor:
+    """The ReLU of the norm of a convolution, in training: (pixels, C). Its statistics are made of
+    the `squares` of the patches, and the convolution itself is never written.
+
+    `ones`: the column of the patches that holds them.
     """
-    (C, K), M = weight_CK.shape, len(patches) // groups
-    square_GKK = _multiplied(patches, patches, None, groups)
+    (C, K), groups = weight_CK.shape, len(square_GKK)
+    M = len(patches) // groups
     scale, shift = patches.new_empty((2, groups, C), dtype=torch.float32)
     _first_moments[(triton.cdiv(C, FEW),)](
         square_GKK, weight_CK, norm.weight, norm.bias, scale, shift, norm.running_mean,
         norm.running_var, norm.num_batches_tracked, M, C, norm.momentum, norm.eps,
         groups, ones, K, FEW,
     )  # fmt: skip
-    return _apply_first(patches, weight_CK, scale, shift), square_GKK
+    return _apply_first(patches, weight_CK, scale, shift)
 
 
 def first_norm_relu_running(norm: nn.BatchNorm2d, patches: Tensor, weight_CK: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ known then, and those behind a convolution become part of it.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Result = TypeVar("Result")
 
 
 class Plain:
@@ -72,17 +74,15 @@ class Folded(Plain):
         weight = self.weights[conv.weight]
         if not _few_channels(conv):
             return F.conv2d(x.to(self.dtype), weight, None, conv.stride, conv.padding)
-        patches, weight_CK = _as_product(x, weight)
-        return _images(patches @ weight_CK.T, x)
+        return _images(_patches(x, self.dtype) @ _as_matrix(weight).T, x)
 
     def first_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
         if not _few_channels(conv):
             return self.conv_norm_relu(conv, norm, x.to(self.dtype))
         from pseudoloss import kernels
 
-        return _images(
-            kernels.first_norm_relu_running(norm, *_as_product(x, self.weights[conv.weight])), x
-        )
+        patches, weight_CK = _patches(x, self.dtype), _as_matrix(self.weights[conv.weight])
+        return _images(kernels.first_norm_relu_running(norm, patches, weight_CK), x)
 
     def conv(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weights[conv.weight], None, conv.stride, conv.padding)
@@ -115,6 +115,11 @@ class Folded(Plain):
         skip = _images(_rows(seen) @ self.weights[shortcut.weight].flatten(1).T, seen)
         return self.conv_norm_relu(conv, norm, x), skip
 
+    def pool(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        from pseudoloss import kernels
+
+        return kernels.pool(x, skip)
+
     def _fold(self, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
         """Weight and bias of a convolution that normalises too."""
         if conv.weight not in self.folded:
@@ -145,7 +150,7 @@ class Fused(Plain):
         weights: the convolutions' weights as they are to be used, by the parameter.
         groups: the batch is so many batches of one size, one behind the other.
         free: so many of them, from the front, need no gradient.
-        beside: where the gradients of weights are computed.
+        beside: where the weights may still be on their way, and where their gradients are computed.
     """
 
     def __init__(
@@ -158,16 +163,27 @@ class Fused(Plain):
         weight = self.weights[conv.weight]
         at = len(x) // self.groups * self.free
         if not _few_channels(conv):
+            self.beside.join()
             x = x.to(weight.dtype)
             return self.conv(conv, Flow(x, x[at:]))
-        return Flow(*_First.apply(x, weight, at, self.beside))  # type: ignore[no-untyped-call]
+        weight_CK = self.beside(_as_matrix, weight.detach())
+        patches = _patches(x, weight.dtype)
+        self.beside.join()
+        return Flow(*_First.apply(patches, weight, weight_CK, x, at, self.beside))  # type: ignore[no-untyped-call]
 
     def first_norm_relu(self, conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Flow:
         if not _few_channels(conv):
             return self.norm_relu(norm, self.first(conv, x))
+        from pseudoloss import kernels
+
         at = len(x) // self.groups * self.free
-        weights = self.weights[conv.weight], norm.weight, norm.bias
-        return Flow(*_FirstNormRelu.apply(x, *weights, norm, self.groups, at))  # type: ignore[no-untyped-call]
+        weight = self.weights[conv.weight]
+        weight_CK = self.beside(_as_matrix, weight.detach())
+        patches = _patches(x, weight.dtype)
+        square_GKK = kernels.squares(patches, self.groups)
+        self.beside.join()
+        weights = weight, weight_CK, norm.weight, norm.bias
+        return Flow(*_FirstNormRelu.apply(patches, square_GKK, *weights, norm, x, at))  # type: ignore[no-untyped-call]
 
     def conv(self, conv: nn.Conv2d, x: Flow) -> Flow:
         weight = self.weights[conv.weight]
@@ -200,7 +216,8 @@ class Fused(Plain):
 
 
 class Beside:
-    """A second stream for gradients of weights, which nothing waits for until all are there.
+    """A second stream for what nothing waits for until `join`: gradients of weights and, before
+    the first layer needs them, the weights in another type.
 
     A batch leaves some of a large GPU idle, above all where images have become small.
     """
@@ -209,7 +226,7 @@ class Beside:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.held: list[Any] = []
 
-    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    def __call__(self, function: Callable[..., Result], *inputs: Any) -> Result:
         if self.stream is None:
             return function(*inputs)
         self.held.append(inputs)  # the first stream must not use their memory again before the join
@@ -226,7 +243,8 @@ class Beside:
 def weights_in(
     dtype: torch.dtype, weights: Iterable[Tensor], beside: Beside
 ) -> dict[Tensor, Tensor]:
-    """All weights in another type, at once; and back at once when `beside` has their gradients."""
+    """All weights in another type, at once, `beside`; and back at once when it has their
+    gradients."""
     weights = list(weights)
     return dict(zip(weights, _Cast.apply(dtype, beside, *weights), strict=True))  # type: ignore[no-untyped-call]
 
@@ -238,30 +256,42 @@ class _Cast(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.beside, ctx.dtypes = beside, [weight.dtype for weight in weights]
         ctx.set_materialize_grads(False)
-        return _copies(weights, [dtype] * len(weights))
+        return _copies(weights, [dtype] * len(weights), beside)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.beside.join()
-        pairs = zip(gradients, ctx.dtypes, strict=True)
-        there = [(gradient, dtype) for gradient, dtype in pairs if gradient is not None]
-        copies = iter(_copies(*map(list, zip(*there, strict=True))) if there else ())
-        return None, None, *(None if gradient is None else next(copies) for gradient in gradients)
+        # A head that is not used has no gradient.
+        there = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
+        copies = _copies(there.values(), [ctx.dtypes[i] for i in there])
+        found = dict(zip(there, copies, strict=True))
+        return None, None, *(found.get(i) for i in range(len(gradients)))
 
 
-def _copies(tensors: Iterable[Tensor], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
+def _copies(
+    tensors: Iterable[Tensor], dtypes: list[torch.dtype], beside: Beside | None = None
+) -> tuple[Tensor, ...]:
     tensors = list(tensors)
     copies = [torch.empty_like(t, dtype=d) for t, d in zip(tensors, dtypes, strict=True)]
-    torch._foreach_copy_(copies, tensors)  # one kernel for all
+    copy = torch._foreach_copy_  # one kernel for all
+    if beside is None:
+        copy(copies, tensors)
+    else:
+        beside(copy, copies, tensors)
     return tuple(copies)
 
 
 class _First(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, at: int, beside: Beside
+        ctx: Any,
+        patches: Tensor,
+        weight: Tensor,
+        weight_CK: Tensor,
+        x: Tensor,
+        at: int,
+        beside: Beside,
     ) -> tuple[Tensor, Tensor]:
-        patches, weight_CK = _as_product(x, weight)
         out = _images(patches @ weight_CK.T, x)
         ctx.save_for_backward(patches[at * x[0, 0].numel() :], weight)
         ctx.beside = beside
@@ -276,28 +306,30 @@ class _First(torch.autograd.Function):
         def of_weight(d_out: Tensor, patches: Tensor) -> Tensor:
             return _as_weight(_rows(d_out).T @ patches, weight)
 
-        return None, ctx.beside(of_weight, gradients[1], patches), None, None
+        d_weight = ctx.beside(of_weight, gradients[1], patches)
+        return None, d_weight, None, None, None, None
 
 
 class _FirstNormRelu(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
+        patches: Tensor,
+        square_GKK: Tensor,
         weight: Tensor,
+        weight_CK: Tensor,
         norm_weight: Tensor,
         norm_bias: Tensor,
         norm: nn.BatchNorm2d,
-        groups: int,
+        x: Tensor,
         at: int,
     ) -> tuple[Tensor, Tensor]:
         from pseudoloss import kernels
 
-        patches, weight_CK = _as_product(x, weight)
         ones = weight[0].numel()
-        rows, square_GKK = kernels.first_norm_relu(norm, patches, weight_CK, ones, groups)
+        rows = kernels.first_norm_relu(norm, patches, square_GKK, weight_CK, ones)
         out = _images(rows, x)
-        free = groups * at // len(x)
+        free = len(square_GKK) * at // len(x)
         ctx.save_for_backward(
             out[at:], patches[at * x[0, 0].numel() :], weight, weight_CK, square_GKK[free:]
         )
@@ -315,7 +347,8 @@ class _FirstNormRelu(torch.autograd.Function):
         d_weight, d_norm_weight, d_norm_bias = kernels.first_norm_relu_gradient(
             *(ctx.norm, _rows(d_out), _rows(out), patches, weight_CK, weight[0].numel(), square_GKK)
         )
-        return None, _as_weight(d_weight, weight), d_norm_weight, d_norm_bias, None, None, None
+        d_weight = _as_weight(d_weight, weight)
+        return None, None, d_weight, None, d_norm_weight, d_norm_bias, None, None, None
 
 
 class _Conv(torch.autograd.Function):
@@ -456,24 +489,29 @@ class _Pool(torch.autograd.Function):
 
 
 def _few_channels(conv: nn.Conv2d) -> bool:
-    """Whether `_as_product` can tell it."""
+    """Whether it can be computed as a product of `_patches` and `_as_matrix`."""
     return conv.kernel_size == (3, 3) and conv.stride == (1, 1) and conv.in_channels <= 3
 
 
-def _as_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A 3×3 convolution of few channels as patches of the images, and weights (C,K) to multiply
-    them with. Behind its values a patch has a one, whose weight is zero."""
+def _patches(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a 3×3 convolution of few channels sees of the images, a row a pixel; behind its values
+    a patch has a one."""
     from pseudoloss import kernels
 
-    x = x.contiguous(memory_format=torch.channels_last)
-    patches = kernels.patches(x, weight.dtype)
-    weight_CK = weight.new_zeros(len(weight), patches.shape[1])
+    return kernels.patches(x.contiguous(memory_format=torch.channels_last), dtype)
+
+
+def _as_matrix(weight: Tensor) -> Tensor:
+    """The weights (C,K) to multiply patches with. That of the one is zero."""
+    from pseudoloss import kernels
+
+    weight_CK = weight.new_zeros(len(weight), kernels.patch_width(weight.shape[1]))
     weight_CK[:, : weight[0].numel()] = weight.permute(0, 2, 3, 1).flatten(1)
-    return patches, weight_CK
+    return weight_CK
 
 
 def _as_weight(d_weight_CK: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of those weights, as that of the convolution's."""
+    """The gradient of that matrix, as that of the convolution's weight."""
     d_weight = d_weight_CK[:, : weight[0].numel()].view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
     return d_weight.to(weight.dtype, memory_format=torch.channels_last)
 

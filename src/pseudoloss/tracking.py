@@ -193,5 +193,6 @@ def _placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
 
 
 def images_at_once(views: Views) -> int:
-    """Images in a pass without gradients."""
-    return max(1, min(2048, PIXELS_AT_ONCE // (views.size[0] * views.size[1])))
+    """Images in a pass without gradients: twice as many keep a large GPU busier."""
+    times = 2 if views.mean_C.is_cuda else 1
+    return max(1, times * min(2048, PIXELS_AT_ONCE // (views.size[0] * views.size[1])))
