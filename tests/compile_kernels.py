@@ -26,8 +26,14 @@ def note(self, *values, grid, warmup=False, num_warps=4, launch_pdl=False, **con
     named = dict(zip(self.arg_names, values, strict=False)) | constants
     fixed = {p.name: named[p.name] for p in self.params if p.is_constexpr or named[p.name] is None}
     types = {name: "constexpr" if name in fixed else of(value) for name, value in named.items()}
-    call = self, types, fixed, num_warps, launch_pdl
-    calls[self.fn.__name__, *map(str, call[1:])] = call
+    aligned = {name for name, value in named.items() if name not in fixed and is_aligned(value)}
+    call = self, types, fixed, aligned, num_warps, launch_pdl
+    calls[self.fn.__name__, str(types), str(fixed), *sorted(aligned), num_warps, launch_pdl] = call
+
+
+def is_aligned(value):
+    """As Triton takes it to be when it launches: then it loads several values at once."""
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
 def of(value):
@@ -47,10 +53,11 @@ def run(name, precision):
         network(views[0])
 
 
-def compile_for(capability, kernel, types, fixed, warps, ahead):
+def compile_for(capability, kernel, types, fixed, aligned, warps, ahead):
     places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     made = compiler.compile(
-        compiler.ASTSource(kernel, types, places),
+        compiler.ASTSource(kernel, types, places, attributes),
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": warps} | ({"launch_pdl": True} if ahead else {}),
     )

@@ -20,12 +20,15 @@ def log(monkeypatch):
             log.append("replay")
 
     @contextmanager
-    def graph(recorded, stream, capture_error_mode):
+    def graph(recorded, pool, stream, capture_error_mode):
+        assert pool == "pool"
         log.append("record")
         yield
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(module, "_forget", lambda pool: log.append(f"forget {pool}"))
     monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "before")
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: log.append(f"back to {stream}"))
@@ -62,7 +65,7 @@ def test_a_call_that_cannot_be_recorded_says_so_once_and_goes_on(log):
     captured = capture(call, said.append)
     for _ in range(PLAIN_CALLS + 3):
         captured()
-    refused = ["record", "refused", "back to before"]
+    refused = ["record", "refused", "back to before", "forget pool"]
     assert log == [*["call"] * PLAIN_CALLS, *refused, *["call"] * 3]
     assert said == ["not while capturing"]
     log.clear()

@@ -234,6 +234,26 @@ def test_weights_in_another_type():
         torch.testing.assert_close(w.grad, 2 * w.bfloat16().float(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["small-cnn", "preactresnet18", "preactresnet18-stemnorm"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_all_gradients_are_cast_by_one_kernel(name, precision, monkeypatch):
+    """That is possible where each is dense, and lies as its weight does."""
+    network = build(name, channels=3, size=(16, 16), classes=4, projection=3, precision=precision)
+    network.fused = True
+    lists, copy_all = [], torch._foreach_copy_
+
+    def copy(into, tensors):
+        lists.append([(a.stride(), b.stride()) for a, b in zip(into, tensors, strict=True)])
+        copy_all(into, tensors)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    (logits, projected), *_ = network.together(torch.randn(4, 3, 16, 16))
+    (logits.sum() + projected.sum()).backward()
+    assert len(lists) == 2  # there and back
+    for strides in lists:
+        assert all(a == b for a, b in strides)
+
+
 @pytest.mark.parametrize(
     ("name", "count", "free", "channels", "size"),
     [

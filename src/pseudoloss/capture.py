@@ -51,6 +51,8 @@ def first_try(fast: Call[Result], plain: Call[Result], on_failure: Failed) -> Ca
             raise
         except Exception as error:
             on_failure(first_line(error))
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # a second stream may still be at work
             chosen = plain
             result = plain()
         return result
@@ -105,16 +107,17 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
         calls += 1
         stream = stream or torch.cuda.Stream()
         if calls == PLAIN_CALLS + 1 and not _broken:
-            graph = torch.cuda.CUDAGraph()
+            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             before = torch.cuda.current_stream()
             try:
                 # thread_local: a loader's thread may pin memory meanwhile
                 mode = "thread_local"
-                with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+                with torch.cuda.graph(graph, pool, stream, capture_error_mode=mode):
                     result = call()
             except RuntimeError as error:
                 # A recording that fails leaves torch in a state in which no other succeeds.
                 torch.cuda.set_stream(before)
+                _forget(pool)
                 _broken.append(first_line(error))
                 on_failure(first_line(error))
                 graph = None
@@ -127,6 +130,14 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
 
 
 _broken: list[str] = []
+
+
+def _forget(pool: Any) -> None:
+    """Have the allocator end a recording that failed: torch itself does so for others only, and
+    would refuse to free memory from then on."""
+    for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        with suppress(AttributeError, RuntimeError):
+            getattr(torch._C, end)(torch.cuda.current_device(), pool)
 
 
 def _beside(call: Call[Result], stream: torch.cuda.Stream) -> Result:

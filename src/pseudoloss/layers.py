@@ -7,6 +7,7 @@ known then, and those behind a convolution become part of it.
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -223,13 +224,15 @@ class Beside:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = _second_stream(device) if device.type == "cuda" else None
         self.held: list[Any] = []
 
     def __call__(self, function: Callable[..., Result], *inputs: Any) -> Result:
         if self.stream is None:
             return function(*inputs)
-        self.held.append(inputs)  # the first stream must not use their memory again before the join
+        # The first stream must not use their memory again before the join. Without their history,
+        # which would hold this object in turn.
+        self.held.append(torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, inputs))
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             return function(*inputs)
@@ -238,6 +241,12 @@ class Beside:
         if self.stream is not None and self.held:
             torch.cuda.current_stream().wait_stream(self.stream)
         self.held.clear()
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for a GPU: memory and workspaces belong to a stream, and are not shared with others."""
+    return torch.cuda.Stream(device)
 
 
 def weights_in(
@@ -261,6 +270,7 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.beside.join()
+        # A weight is used once: autograd would add up what comes from several uses before the join.
         # A head that is not used has no gradient.
         there = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
         copies = _copies(there.values(), [ctx.dtypes[i] for i in there])
@@ -513,7 +523,8 @@ def _as_matrix(weight: Tensor) -> Tensor:
 def _as_weight(d_weight_CK: Tensor, weight: Tensor) -> Tensor:
     """The gradient of that matrix, as that of the convolution's weight."""
     d_weight = d_weight_CK[:, : weight[0].numel()].view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
-    return d_weight.to(weight.dtype, memory_format=torch.channels_last)
+    # Dense, or casting all gradients would not be one kernel.
+    return d_weight.to(weight.dtype).contiguous(memory_format=torch.channels_last)
 
 
 def _conv_gradient(d_out: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:

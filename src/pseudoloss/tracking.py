@@ -21,6 +21,7 @@ from pseudoloss.pixels import Resident
 from pseudoloss.views import WEAK_DRAWS, Views
 
 PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
+LARGE = 2**35  # bytes of a GPU's memory
 SHARES_AT_ONCE = 2**22  # of guesses, a number a class
 
 NOISE_METRICS = ("loss", "agreement", "disagreement", "js", "kl")
@@ -193,6 +194,8 @@ def _placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
 
 
 def images_at_once(views: Views) -> int:
-    """Images in a pass without gradients: twice as many keep a large GPU busier."""
-    times = 2 if views.mean_C.is_cuda else 1
+    """Images in a pass without gradients. Twice as many keep a large GPU busier."""
+    device = views.mean_C.device
+    large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE
+    times = 2 if large else 1
     return max(1, times * min(2048, PIXELS_AT_ONCE // (views.size[0] * views.size[1])))
