@@ -2,9 +2,10 @@
 
     python benchmarks/agreement.py SOURCE [--preset NAME] [--minutes M] [--quick] [--out FILE.json]
 
-All begin each phase with the same weights and draw the same random numbers; every method and every
-switch of the ablation is tried. Three comparisons with plain calls, as distances of the weights
-after some steps, in parts of the way they have gone by then:
+All begin each phase with the same weights and draw the same random numbers; every method, every
+switch and every row of the ablation is tried. Behind the warm-up some images count as noisy, and
+each of those is trusted in part, by chance. Three comparisons with plain calls, as distances of the
+weights after some steps, in parts of the way they have gone by then:
 
 - captured: the same kernels, replayed as a graph. The distance must be zero.
 - fast: fused, compiled and captured. Other kernels round otherwise.
@@ -45,12 +46,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no contrast": {"contrast": False},
     "no trust in classification": {"trust_in_classification": False},
     "no trust in contrast": {"trust_in_contrast": False},
+    "no trust": {"trust_in_classification": False, "trust_in_contrast": False},
+    "correction alone": {
+        "contrast": False,
+        "trust_in_classification": False,
+        "trust_in_contrast": False,
+    },
     "no balance": {"balance": 0.0},
     "no mixup": {"mixup": False},
     "guessing in eval": {"guess_mode": "eval"},
     "paper's forms": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
 }
 STEPS = (1, 5, 20, 40)  # in the warm-up, and again afterwards
+NOISY = 0.4  # of the images, behind the warm-up
 BLOCK = 16  # steps whose random numbers are drawn at once: several times in STEPS
 
 
@@ -92,6 +100,8 @@ def run(
             if like:
                 for name, tensor in state.items():
                     tensor.copy_(like[epoch].start[name])
+            elif epoch:
+                judge(session)
             if nudge:
                 torch._foreach_mul_(parameters(session), 1 + torch.finfo(torch.float32).eps)
             start = {name: tensor.clone() for name, tensor in state.items()}
@@ -108,6 +118,20 @@ def run(
             phases.append(phase._replace(losses_N=session.memory.loss_N.double()))
         torch.use_deterministic_algorithms(False)
     return phases, told.notices
+
+
+def judge(session: Session) -> None:
+    """What stage 1 and the pseudo-loss would have found, by chance: else all were clean and trusted
+    so early, and neither guesses nor trust would count."""
+    chance = torch.Generator(session.device).manual_seed(2)
+    memory = session.memory
+    memory.noisy_N.copy_(draw(memory.noisy_N, chance) < NOISY)
+    trust_N = draw(memory.trust_N, chance)
+    memory.trust_N.copy_(torch.where(memory.noisy_N, trust_N, 1))
+
+
+def draw(like: Tensor, chance: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=chance, device=like.device)
 
 
 def parameters(session: Session) -> list[Tensor]:
@@ -206,7 +230,8 @@ def main() -> None:
                 + "".join(f"  ({text})" for text in row["notices"]),
                 flush=True,
             )
-    machine.write(args.out, {"steps": steps, "rows": rows})
+    places = {args.source: machine.without_place(args.source)}
+    machine.write(args.out, {"steps": steps, "rows": rows}, places)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import pseudoloss
+from pseudoloss.data.sources import PLACES
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the driver is asked for, and what it is called here.
@@ -92,6 +93,13 @@ class Watch:
             except (OSError, subprocess.CalledProcessError, IndexError, ValueError):
                 return  # a driver that cannot say it
             self.samples.append([busy / 100, *others])
+
+
+def without_place(source: str) -> str:
+    """A source as one may publish it: cnwl:DIR:0.2."""
+    kind, colon, place = source.partition(":")
+    ratio = place.rpartition(":")[2] if kind in PLACES else ""
+    return f"{kind}{colon and ':DIR'}{ratio and f':{ratio}'}"
 
 
 COMMIT = commit()  # that of the beginning: a checkout may move on while it is being measured

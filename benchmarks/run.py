@@ -21,7 +21,6 @@ from statistics import mean, median
 from typing import Any
 
 import machine
-from pseudoloss.data.sources import PLACES
 from pseudoloss.experiments.catalogue import NO_MATTER
 
 
@@ -60,15 +59,8 @@ def main() -> None:
         return
     if len(runs) > 1:
         print(f"mean of {len(runs)}: last {mean(run['accuracy']['last'] for run in runs):.2f}")
-    places = {args.source: without_place(args.source), str(args.work): "RUNS"}
+    places = {args.source: machine.without_place(args.source), str(args.work): "RUNS"}
     machine.write(args.out, {"settings": settings_of(args, runs[0]["seed"]), "runs": runs}, places)
-
-
-def without_place(source: str) -> str:
-    """A source as one may publish it: cnwl:DIR:0.2."""
-    kind, colon, place = source.partition(":")
-    ratio = place.rpartition(":")[2] if kind in PLACES else ""
-    return f"{kind}{colon and ':DIR'}{ratio and f':{ratio}'}"
 
 
 def settings_of(args: argparse.Namespace, seed: int) -> dict[str, Any]:

@@ -138,3 +138,21 @@ def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
     module.keep_compiled_kernels()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "pseudoloss" / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == "mine"
+
+
+def test_the_reason_of_a_fallback_is_that_of_the_process_that_failed():
+    text = (
+        "SubprocException: An exception occurred in a subprocess:\n\nName=some_kernel\n"
+        "Traceback (most recent call last):\n  File 'compiler.py', line 1\n"
+        "RuntimeError: PassManager::run failed\n\nSet VERBOSE=1 for more"
+    )
+    reasons = []
+
+    def fast():
+        raise RuntimeError(text)
+
+    assert first_try(fast, lambda: 1, reasons.append)() == 1
+    assert reasons == [
+        "SubprocException: An exception occurred in a subprocess: "
+        "RuntimeError: PassManager::run failed"
+    ]

@@ -246,17 +246,18 @@ def test_permuting_the_batch_changes_no_loss(order, seed):
     torch.testing.assert_close(moved_L, L[order][:, order])
 
 
-def test_full_trust_is_the_unweighted_loss(batch):
-    ones = torch.ones(B)
+@pytest.mark.parametrize("full", [torch.ones(B), None])
+def test_full_trust_is_the_unweighted_loss(batch, full):
     mixed = mix(batch.target, batch.partner, batch.lam)
     plain = cross_entropy(batch.logits, mixed).mean()
     for loss in (pls.classification_apart, pls.classification_together):
-        close(loss(batch.logits, batch.target, ones, batch.partner, batch.lam), plain)
+        close(loss(batch.logits, batch.target, full, batch.partner, batch.lam), plain)
 
 
-def test_full_trust_is_the_naive_contrastive_loss(batch):
+@pytest.mark.parametrize("full", [torch.ones(B), None])
+def test_full_trust_is_the_naive_contrastive_loss(batch, full):
     classes = pls.one_hot_of(batch.target)
-    label = pls.contrastive_label(classes, torch.ones(B))
+    label = pls.contrastive_label(classes, full)
     close(label @ label.T, classes @ classes.T)
 
 

@@ -25,6 +25,11 @@ class ExportError(TrainingError):
 
 
 def first_line(error: Exception) -> str:
-    """What an error of others says, in one line and in no colours."""
+    """What an error of others says, in one line and in no colours. Where that line only announces
+    another process's error, the error too."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    return text.strip().partition("\n")[0] or type(error).__name__
+    line = text.strip().partition("\n")[0]
+    causes = re.findall(r"^\w*(?:Error|Exception): .+", text, re.MULTILINE)
+    if line.endswith(":") and causes:
+        line += f" {causes[-1]}"
+    return line or type(error).__name__

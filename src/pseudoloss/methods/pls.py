@@ -106,26 +106,29 @@ def trust_confident(doubt_N: Tensor, noisy_N: Tensor, threshold: float) -> Tenso
     return (~noisy_N | (1 - doubt_N > threshold)).float()
 
 
-def weighted_mean(loss_B: Tensor, w_B: Tensor) -> Tensor:
-    """Σ w·loss / Σ w; 0 where nothing in the batch is trusted."""
+def weighted_mean(loss_B: Tensor, w_B: Tensor | None) -> Tensor:
+    """Σ w·loss / Σ w; 0 where nothing in the batch is trusted. None: all is."""
+    if w_B is None:
+        return loss_B.mean()  # not w = 1: some compilers of GPU code break on sums over a constant
     return (w_B * loss_B).sum() / w_B.sum().clamp(min=1e-12)
 
 
 def classification_apart(
-    logits_BC: Tensor, target_BC: Tensor, w_B: Tensor, partner_B: Tensor, lam: Tensor
+    logits_BC: Tensor, target_BC: Tensor, w_B: Tensor | None, partner_B: Tensor, lam: Tensor
 ) -> Tensor:
     """Eq. 3 as released: l_classif = λ·A + (1-λ)·B, each with its own normaliser (row 4)."""
+    partners_w_B = None if w_B is None else w_B[partner_B]
     own = weighted_mean(cross_entropy(logits_BC, target_BC), w_B)
-    partners = weighted_mean(cross_entropy(logits_BC, target_BC[partner_B]), w_B[partner_B])
+    partners = weighted_mean(cross_entropy(logits_BC, target_BC[partner_B]), partners_w_B)
     return lam * own + (1 - lam) * partners
 
 
 def classification_together(
-    logits_BC: Tensor, target_BC: Tensor, w_B: Tensor, partner_B: Tensor, lam: Tensor
+    logits_BC: Tensor, target_BC: Tensor, w_B: Tensor | None, partner_B: Tensor, lam: Tensor
 ) -> Tensor:
     """Eq. 3 as printed: target and w interpolated, one normaliser (row 4)."""
     loss_B = cross_entropy(logits_BC, mix(target_BC, partner_B, lam))
-    return weighted_mean(loss_B, mix(w_B, partner_B, lam))
+    return weighted_mean(loss_B, None if w_B is None else mix(w_B, partner_B, lam))
 
 
 def class_balance(logits_BC: Tensor, prior_C: Tensor) -> Tensor:
@@ -152,12 +155,14 @@ def contrastive_loss(P_BB: Tensor, L_BB: Tensor) -> Tensor:
 # --------------------------------------- 3.2.4 Confidence guided contrastive learning under noise
 
 
-def contrastive_label(class_BC: Tensor, w_B: Tensor) -> Tensor:
+def contrastive_label(class_BC: Tensor, w_B: Tensor | None) -> Tensor:
     """Eq. 6: y_cont = concat(w·ŷ, (1-w)·O(i, B)).
 
     Where the guess is trusted an image resembles its class; where not, only itself: O(i, B) is
-    the one-hot code of its position in the batch.
+    the one-hot code of its position in the batch. Where all are trusted (None) the class is left.
     """
+    if w_B is None:
+        return class_BC
     return torch.cat([w_B[:, None] * class_BC, torch.diag(1 - w_B)], dim=1)
 
 
@@ -195,7 +200,7 @@ class PLS:
     mu: float
     balance: float
     prior_C: Tensor
-    classification: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    classification: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor], Tensor]
     contrastive_class: Callable[[Tensor, Tensor, Tensor], Tensor]
     guess_in_eval: (
         bool  # without, as released: batch statistics count, the running ones move (row 12)
@@ -235,17 +240,16 @@ class PLS:
             memory.remember_guesses(index_B, guess_BC)
             target_BC = torch.where(memory.noisy_N[index_B, None], guess_BC, target_BC)
         w_B = memory.trust_N[index_B]
-        full_B = torch.ones_like(w_B)
 
         logits_BC, weak_BD = seen.learnt[0]
-        w_classif_B = w_B if self.trust_in_classification else full_B
+        w_classif_B = w_B if self.trust_in_classification else None
         loss = self.classification(logits_BC, target_BC, w_classif_B, partner_B, lam)
         if self.balance > 0:
             loss = loss + self.balance * class_balance(logits_BC, self.prior_C)
         if self.contrast:
             _, strong_BD = seen.learnt[1]
             class_BC = self.contrastive_class(target_BC, partner_B, lam)
-            label_BX = contrastive_label(class_BC, w_B if self.trust_in_contrast else full_B)
+            label_BX = contrastive_label(class_BC, w_B if self.trust_in_contrast else None)
             L_BB = label_similarity(label_BX, partner_B, lam)
             P_BB = feature_similarity(weak_BD, strong_BD, self.mu)
             loss = loss + contrastive_loss(P_BB, L_BB)
