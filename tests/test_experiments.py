@@ -574,8 +574,9 @@ def test_the_committed_results(capsys, monkeypatch):
     monkeypatch.chdir(RESULTS.parent.parent)
     rows = table("id-noise", capsys=capsys)
     assert list(rows) == ["id0-pls", "id20-pls", "id50-pls", "id80-pls"]
-    names = ("cifar100-id50-first-two-seeds-h200", "cifar100-id50-h200")
-    files = [json.loads((RESULTS / f"{name}.json").read_text()) for name in names]
+    names = ("-first-two-seeds-h200", "-seeds-3-4-h200", "-h200")
+    paths = [RESULTS / f"cifar100-id50{name}.json" for name in names]
+    files = [json.loads(path.read_text()) for path in paths]
     runs = [run for file in files for run in file["runs"]]
     best = mean(run["accuracy"]["best"] for run in runs)
     assert int(rows["id50-pls"]["n"]) == len(runs)

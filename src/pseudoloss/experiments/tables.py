@@ -120,7 +120,7 @@ def collect(
                     f"it is in {found[result.seed].where}"
                 )
             found.setdefault(result.seed, result)
-        line = Line(cell, tuple(found.values()))
+        line = Line(cell, tuple(found[seed] for seed in sorted(found)))
         if line.results:
             where = ", ".join(dict.fromkeys(result.where for result in line.results))
             numbers = " ".join(str(result.seed) for result in line.results)
