@@ -121,8 +121,8 @@ def run(
 
 
 def judge(session: Session) -> None:
-    """What stage 1 and the pseudo-loss would have found, by chance: else all were trusted in full so
-    early, and perhaps none noisy."""
+    """What stage 1 and the pseudo-loss would have found, by chance: so early all are trusted in
+    full, and perhaps none is noisy."""
     chance = torch.Generator(session.device).manual_seed(2)
     memory = session.memory
     memory.noisy_N.copy_(draw(memory.noisy_N, chance) < NOISY)
