@@ -603,10 +603,13 @@ needs_matplotlib = pytest.mark.skipif(
 )
 
 
-def make_metrics(out, name, seed, epochs=6, **settings):
-    """A run with --compare-metrics that is under way; nothing in its first two epochs."""
+def make_metrics(out, name, seed, epochs=6, finished=True, **settings):
+    """A run with --compare-metrics; nothing in its first two epochs."""
     path = make_run(out, name, seed, 0, 0, **settings)
-    (path / "summary.json").unlink()
+    if finished:
+        (path / "summary.json").write_text(json.dumps({"epochs": epochs}))
+    else:
+        (path / "summary.json").unlink()
     counts = {"right": [9, 4, 1, 0], "wrong": [0, 1, 3, 2], "edges": [0.0, 1.0, 2.0, 3.0, 4.0]}
     modes = {"means": [0.5, 2.9], "variances": [0.2, 0.4], "weights": [0.7, 0.3]}
     lines = []
@@ -657,8 +660,10 @@ def test_figures_of_what_there_is(tmp_path, capsys, monkeypatch):
     code, _, err = call("figure", "accuracy", capsys=capsys)
     assert code == 2
     assert "experiments: has no runs to draw; train them: pseudoloss experiments run sel" in err
-    make_metrics(Path("experiments"), "digits-with", 1, epochs=3)
-    assert call("figure", "accuracy", capsys=capsys)[0] == 0
+    make_metrics(Path("experiments"), "digits-with", 1, epochs=3, finished=False)
+    code, text, _ = call("figure", "accuracy", capsys=capsys)
+    assert code == 0
+    assert text.startswith("digits-with: seed 1 is not finished, epoch 3 so far\n")
     assert Path("accuracy.svg").exists()
     assert call("figure", "guess-retrieval", "--epochs", 3, 3, capsys=capsys)[0] == 0
     _, _, err = call("figure", "guess-retrieval", "--epochs", 1, 3, capsys=capsys)

@@ -127,6 +127,8 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
                 continue
             if rows:
                 alike.setdefault(differs, {})[seed] = rows
+            if rows and not folder.finished:
+                notes.append(f"{cell.name}: seed {seed} is not finished, epoch {len(rows)} so far")
         if not alike:
             continue
         chosen = "" if "" in alike else max(alike, key=lambda differs: len(alike[differs]))
