@@ -7,7 +7,7 @@ Shapes: N images, B of them at a time.
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,12 @@ ALL = slice(None)
 MOST_WORKERS = 16  # processes that decode, for one set
 SLOTS = 3  # batches on their way to the device
 MOST_OF_THE_DEVICE = 0.4  # share of its free memory that images may take; the rest is for training
+
+
+class InParts(Protocol):
+    """Images to look at, in their order."""
+
+    def parts(self, size: int) -> Iterator[Tensor]: ...
 
 
 class Resident:
@@ -129,14 +135,11 @@ class Decoded(Streamed):
             ) from None
 
 
-class Together(Resident):
+class Together:
     """Several sets, one after another, to look at."""
 
-    def __init__(self, *sets: Resident) -> None:
+    def __init__(self, *sets: InParts) -> None:
         self.sets = sets
-
-    def __len__(self) -> int:
-        return sum(map(len, self.sets))
 
     def parts(self, size: int) -> Iterator[Tensor]:
         for pixels in self.sets:

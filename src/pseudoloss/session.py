@@ -32,7 +32,7 @@ from pseudoloss.methods import Batch, Part, Seen, Shown, pls
 from pseudoloss.mixture import Mixture
 from pseudoloss.model import Description, Model
 from pseudoloss.networks import Network
-from pseudoloss.pixels import Resident, Together, place
+from pseudoloss.pixels import InParts, Resident, Together, place
 from pseudoloss.progress import Teller
 from pseudoloss.tracking import (
     Stages,
@@ -320,7 +320,7 @@ class Session:
     def _judge(
         self,
         memory: Memory,
-        pixels: Resident,
+        pixels: InParts,
         given_N: Tensor,
         draws_NK: Tensor,
         judge_guesses: bool,

@@ -17,7 +17,7 @@ from pseudoloss.memory import Memory
 from pseudoloss.methods.pls import pseudo_loss, trust_guesses
 from pseudoloss.mixture import Mixture, fit_two_modes
 from pseudoloss.networks import Network
-from pseudoloss.pixels import Resident
+from pseudoloss.pixels import InParts
 from pseudoloss.views import WEAK_DRAWS, Views
 
 PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
@@ -36,7 +36,7 @@ class Stages(NamedTuple):
 
 
 @torch.no_grad()
-def predict(network: Network, views: Views, pixels: Resident) -> Iterator[Tensor]:
+def predict(network: Network, views: Views, pixels: InParts) -> Iterator[Tensor]:
     """Logits of the plain views, in evaluation mode, of one part of the images after another.
 
     A lone image is shown twice: libraries compute a batch of one by other kernels, which round
@@ -60,7 +60,7 @@ def trust_by_pseudo_loss(memory: Memory) -> tuple[Tensor, Mixture | None]:
 
 
 @torch.no_grad()
-def look(network: Network, views: Views, pixels: Resident, given_N: Tensor, memory: Memory) -> None:
+def look(network: Network, views: Views, pixels: InParts, given_N: Tensor, memory: Memory) -> None:
     """Fill the memory with losses, pseudo-losses and predictions of all images."""
     for part, logits_BC in _placed(predict(network, views, pixels)):
         memory.loss_N[part] = F.cross_entropy(logits_BC, given_N[part], reduction="none")
@@ -96,7 +96,7 @@ def judge(
 def guess(
     network: Network,
     views: Views,
-    pixels: Resident,
+    pixels: InParts,
     memory: Memory,
     draws_NK: Tensor,
     guess_of: Callable[[Tensor, Tensor], Tensor],
@@ -118,7 +118,7 @@ def noise_metrics(
     names: Collection[str],
     network: Network,
     views: Views,
-    pixels: Resident,
+    pixels: InParts,
     given_N: Tensor,
     memory: Memory,
     draws_NK: Tensor,
@@ -146,7 +146,7 @@ def noise_metrics(
 
 
 @torch.no_grad()
-def project(network: Network, views: Views, pixels: Resident) -> Tensor:
+def project(network: Network, views: Views, pixels: InParts) -> Tensor:
     """All images in the contrastive space, by their plain views: (N, D)."""
     with network.unchanging():
         return torch.cat(
@@ -158,7 +158,7 @@ def project(network: Network, views: Views, pixels: Resident) -> Tensor:
 
 
 @torch.no_grad()
-def diverge(network: Network, views: Views, pixels: Resident, draws_NK: Tensor) -> Tensor:
+def diverge(network: Network, views: Views, pixels: InParts, draws_NK: Tensor) -> Tensor:
     """How far the predictions of the plain view and of a weak one differ, for all images; NaN where
     the two views are the same by the settings."""
     found = []
@@ -179,7 +179,7 @@ def of_guesses(metric: Callable[[Tensor], Tensor], memory: Memory) -> Tensor:
     return torch.cat([metric(memory.guesses(part)) for part in parts])
 
 
-def _parts(views: Views, pixels: Resident) -> Iterator[tuple[slice, Tensor]]:
+def _parts(views: Views, pixels: InParts) -> Iterator[tuple[slice, Tensor]]:
     """All images, and the places of those that come together."""
     return _placed(pixels.parts(images_at_once(views)))
 
