@@ -13,8 +13,8 @@ weights after some steps, in parts of the way they have gone by then:
   does: training spreads any difference, so the others must be judged by this one.
 
 In bf16 fast steps may round less than plain ones, where a value is never written between two
-layers. So a fourth comparison, with plain steps in float32: fast ones must be no farther from those
-than plain ones are.
+layers. So a fourth comparison, with plain steps in float32: fast ones must, on average over the
+variants, be no farther from those than plain ones are. Each distance is one draw.
 """
 
 import argparse

@@ -334,3 +334,22 @@ def test_a_terminal_without_unicode(npz, tmp_path):
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert "8?8 grey" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "--out is missing"),
+        (["train", "digits", "--out", ""], "--out: is empty"),
+        (["train", "", "--out", "run"], "SOURCE is empty"),
+        (["train", "digits", "--test", "", "--out", "run"], "--test is empty"),
+        (["train", "digits", "--corrupt", "out:0.1", "--pool", "", "--out", "run"], "--pool is"),
+        (["inspect", ""], "SOURCE is empty"),
+    ],
+)
+def test_nothing_is_not_the_current_folder(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(*words, capsys=capsys)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+    assert list(tmp_path.iterdir()) == []

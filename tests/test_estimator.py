@@ -39,6 +39,12 @@ def test_what_was_learnt_about_every_label(fitted):
     assert model.run_.summary["epochs"] == 8
 
 
+def test_nothing_is_predicted_of_nothing(fitted):
+    model, images = fitted[0], fitted[1]
+    assert model.predict(images[:0]).shape == (0,)
+    assert model.predict_proba(images[:0]).shape == (0, len(model.classes_))
+
+
 def test_predictions_do_not_depend_on_the_rest(fitted):
     """To the bit, also of a lone image, which libraries would compute by other kernels."""
     model, images, _ = fitted

@@ -121,14 +121,17 @@ def states(out, capsys, *more):
 def test_dry_run_writes_nothing_and_shows_the_commands(tmp_path, capsys):
     out = tmp_path / "my out"
     words = ["run", "digits", "--out", out, "--dry-run", "--seeds", "1", "2", *QUICK]
-    code, text, _ = call(*words, "--set", "mixup=false", capsys=capsys)
+    words += ["--set", "mixup=false"]
+    code, text, err = call(*words, capsys=capsys)
+    assert (code, text, "--no-mixup" in err) == (2, "", True)  # nothing that --method mixup can do
+    code, text, _ = call(*words, "--only", "*-pls", "*-ce", capsys=capsys)
     assert (code, list(tmp_path.iterdir())) == (0, [])
     assert text.splitlines()[2:4] == [
         "free  digits-ce seed 1",
         f"      pseudoloss train digits --out '{out}/digits/digits-ce/seed1' --preset digits-id40 "
         "--seed 1 --resume --method ce --epochs 2 --no-mixup",
     ]
-    assert text.count("free") == 6
+    assert text.count("free") == 4
 
 
 def test_finished_cells_are_passed_over(tmp_path, capsys):
@@ -650,32 +653,37 @@ def test_figures_are_drawn(name, tmp_path, capsys):
     for word in words[name]:
         assert f">{word}<" in drawn
     assert "neighbour disagreement" not in drawn  # it has no values
-    call("figure", name, "--out", tmp_path, "--file", file, capsys=capsys)
+    file.write_text("mine")
+    words = ("figure", name, "--out", tmp_path, "--file", file)
+    code, _, err = call(*words, capsys=capsys)
+    assert (code, file.read_text()) == (2, "mine")
+    assert f"--file {file}: exists already; add --force to replace it" in err
+    assert call(*words, "--force", capsys=capsys)[0] == 0
     assert file.read_text() == drawn
 
 
 @needs_matplotlib
 def test_figures_of_what_there_is(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, err = call("figure", "accuracy", capsys=capsys)
+    code, _, err = call("figure", "accuracy", "--force", capsys=capsys)
     assert code == 2
     assert "experiments: has no runs to draw; train them: pseudoloss experiments run sel" in err
     make_metrics(Path("experiments"), "digits-with", 1, epochs=3, finished=False)
-    code, text, _ = call("figure", "accuracy", capsys=capsys)
+    code, text, _ = call("figure", "accuracy", "--force", capsys=capsys)
     assert code == 0
     assert text.startswith("digits-with: seed 1 is not finished, epoch 3 so far\n")
     assert Path("accuracy.svg").exists()
     assert call("figure", "guess-retrieval", "--epochs", 3, 3, capsys=capsys)[0] == 0
-    _, _, err = call("figure", "guess-retrieval", "--epochs", 1, 3, capsys=capsys)
+    _, _, err = call("figure", "guess-retrieval", "--force", "--epochs", 1, 3, capsys=capsys)
     assert "--epochs 1: has no histogram" in err
-    _, _, err = call("figure", "bias", "--epochs", 1, 3, capsys=capsys)
+    _, _, err = call("figure", "bias", "--force", "--epochs", 1, 3, capsys=capsys)
     assert "--epochs is for guess-retrieval" in err
     # A run without --compare-metrics has an accuracy and nothing else.
     metrics = Path("experiments/selection/digits-with/seed1/metrics.jsonl")
     metrics.write_text('{"epoch": 1, "accuracy": 3.0}\n')
-    assert call("figure", "accuracy", capsys=capsys)[0] == 0
+    assert call("figure", "accuracy", "--force", capsys=capsys)[0] == 0
     for name in ("bias", "noise-retrieval", "guess-retrieval"):
-        code, _, err = call("figure", name, capsys=capsys)
+        code, _, err = call("figure", name, "--force", capsys=capsys)
         assert (code, "was it trained with --compare-metrics?" in err) == (2, True)
 
 
@@ -735,3 +743,38 @@ def test_the_area_of_a_mode_is_its_weight():
     step = 0.001
     xs = [step * n for n in range(-4000, 6000)]
     assert sum(figures.normal(x, 0.5, 0.3, 0.7) for x in xs) * step == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set", "network=zzz"), "--network zzz: no such network"),
+        (("--set", "corrupt=foo:1"), "--corrupt foo:1: no such noise"),
+        (("--set", "epochs=abc"), "--epochs must be a whole number"),
+        (("--set", "device=xpu:9"), "--device xpu:9: there is no such device"),
+        (("--minutes", "nan"), "--minutes must be above 0"),
+        (("--out", "a-file"), "--out: a-file/digits/digits-pls cannot be made"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_first_cell(
+    words, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").touch()
+    code, text, err = call("run", "digits", "--seeds", "1", *words, capsys=capsys)
+    assert (code, text) == (2, "")
+    assert message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
+    if "epochs" in message or "network" in message or "corrupt" in message:
+        assert call("run", "digits", "--dry-run", *words, capsys=capsys)[:2] == (2, "")
+
+
+def test_a_table_overwrites_nothing(tmp_path, capsys):
+    file = tmp_path / "mine.csv"
+    file.write_text("mine")
+    words = ("table", "digits", "--results", RESULTS, "--file", file)
+    code, _, err = call(*words, capsys=capsys)
+    assert (code, file.read_text()) == (2, "mine")
+    assert "exists already; add --force" in err
+    assert call(*words, "--force", capsys=capsys)[0] == 0
+    assert "99.26" in file.read_text()

@@ -9,6 +9,7 @@ from PIL import Image
 from pseudoloss.data import Listing, Options, Reader, absolute, find_source
 from pseudoloss.data.folder import files_below, folder_parts
 from pseudoloss.errors import InputError
+from pseudoloss.training import train
 
 ALL = Options(hold_out=0)
 
@@ -287,7 +288,7 @@ def test_a_folder_of_broken_files(photos):
 
 @pytest.mark.parametrize("words", ["", "~nobody-here/photos", "x" * 5000, "no\0where"])
 def test_words_that_are_no_folder(words):
-    with pytest.raises(InputError, match=r"no such source|no such file or folder|no usable path"):
+    with pytest.raises(InputError, match=r"SOURCE is empty|no such (source|file)|no usable path"):
         find_source(words)
 
 
@@ -315,3 +316,11 @@ def test_the_parts_of_a_folder_by_name(photos):
         "val": ("val/a/1.png",),
         "test": ("test/a/2.png",),
     }
+
+
+def test_a_run_is_no_class_of_its_source(photos):
+    folder = photos("cat/a.png", "dog/b.png")
+    for place in (folder / "run", folder / "cat" / "run"):
+        with pytest.raises(InputError, match=r"--out .*whose folders are classes"):
+            train(folder, place)
+    assert not (folder / "run").exists()

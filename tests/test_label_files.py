@@ -118,7 +118,7 @@ def test_a_table_by_path_and_name_with_more_columns(table):
 def test_names_go_before_numbers(table):
     """Classes called 3, 2, 1, 0: what is written is the name."""
     clean = image_set(names=("3", "2", "1", "0"))
-    noisy = corrupt(clean, table(rows("index,label", range(40), CLEAN)), 1)
+    noisy = corrupt(clean, table(rows("index, label", range(40), CLEAN)), 1)
     assert noisy.given_N.tolist() == (3 - CLEAN).tolist()
 
 

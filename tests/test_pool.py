@@ -100,7 +100,10 @@ def test_bad_pools(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "neither images nor batch files of ImageNet32")
     (tmp_path / "text.npy").write_text("no array")
-    refused(tmp_path / "text.npy", "not a .npy file of one plain array")
+    refused(tmp_path / "text.npy", "not a .npy file of one plain array$")  # no advice of NumPy's
+    np.save(tmp_path / "flat.npy", np.zeros((1500, 8), np.uint8))
+    refused(tmp_path / "flat.npy", "must be an array of N,H,W or N,H,W,C, not of shape 1500,8")
+    refused("", "is empty")
     np.savez(tmp_path / "many.npz", a=np.zeros(3))
     refused(tmp_path / "many.npz", "an archive of several")
     np.save(tmp_path / "flat.npy", np.zeros((3, 3), np.uint8))

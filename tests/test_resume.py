@@ -359,3 +359,10 @@ def test_two_processes_do_not_work_on_one_run(begun, tiny_source):
     assert result.returncode == 1
     assert "another process is working on this run" in result.stderr
     assert pl.train(tiny_source, out=begun, resume=True, quiet=True).finished
+
+
+def test_the_model_of_the_best_epoch_is_missed_at_once(begun, tiny_source):
+    (best,) = (begun / "checkpoint").glob("best-*")
+    best.unlink()
+    with pytest.raises(InputError, match=rf"{best.name}: is missing, the model of the best epoch"):
+        pl.train(tiny_source, out=begun, resume=True, quiet=True)

@@ -80,8 +80,18 @@ def test_quotes_commas_and_a_byte_order_mark(table, photos):
 
 
 def test_spaces_around_cells_and_columns_of_one_name(table):
-    found = find_source(table("path , label,label\n 0.png, cat,x\n1.png , dog ,y\n"), ALL)
+    found = find_source(table("path , label,note,note\n 0.png, cat,x,\n1.png , dog ,y,\n"), ALL)
     assert (found.train.names, found.train.labels) == (("0.png", "1.png"), ("cat", "dog"))
+    with pytest.raises(InputError, match=r"t.csv: has two columns label; rename one of them"):
+        find_source(table("path , label,label\n 0.png, cat,x\n1.png , dog ,y\n"), ALL)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_another_encoding_is_named(table, encoding):
+    path = table("")
+    path.write_bytes("\ufeffpath,label\n0.png,cat, a\n".encode(encoding))
+    with pytest.raises(InputError, match=r"t.csv: is in UTF-16; save it as UTF-8"):
+        find_source(path, ALL)
 
 
 def test_paths_may_begin_at_home(table, tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ def demo(words: list[str]) -> None:
     parser = Parser("demo", demo)
     parser.add_argument(
         "--out",
-        type=Path,
+        type=_path,
         metavar="DIR",
         help="where to write; new (default: pseudoloss-demo, or that with a number behind it)",
     )
@@ -198,7 +198,7 @@ def predict(words: list[str]) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="the run folder")
     add("images", nargs="+", metavar="IMAGES", help="image files, folders and tables")
-    add("--out", type=Path, metavar="FILE", help="write there, not to the terminal; new")
+    add("--out", type=_path, metavar="FILE", help="write there, not to the terminal; new")
     add("--force", action="store_true", help="replace FILE if it exists")
     add(
         "--format",
@@ -263,7 +263,7 @@ def evaluate(words: list[str]) -> None:
     add("--part", choices=("train", "val", "test"), help="part of SOURCE")
     add(
         "--out",
-        type=Path,
+        type=_path,
         metavar="DIR",
         help="write evaluation.json, classes.csv, confusion.csv and predictions.csv there; new",
     )
@@ -302,7 +302,7 @@ def export(words: list[str]) -> None:
     parser.usage = "pseudoloss export RUN --out DIR [OPTION ...]"
     add = parser.add_argument
     add("run", metavar="RUN", help="the run folder")
-    add("--out", type=Path, metavar="DIR", help="the folder to write; new")
+    add("--out", type=_path, metavar="DIR", help="the folder to write; new")
     add(
         "--format",
         choices=("onnx", "torchscript", "safetensors"),
@@ -360,7 +360,9 @@ def experiments_list(words: list[str]) -> None:
 
     if args.name is not None:
         experiment = experiment_of(args.name)
-        print(f"{experiment.title} ({experiment.where}); extra cells run only with --only")
+        has_extra = any(cell.extra for cell in experiment.cells)
+        hint = "; extra cells run only with --only" if has_extra else ""
+        print(f"{experiment.title} ({experiment.where}){hint}")
         for cell in experiment.cells:
             changes = " ".join(as_flag(name, value) for name, value in cell.changes.items())
             paper = "" if cell.paper is None else f"paper {cell.paper:.2f}"
@@ -420,6 +422,7 @@ def experiments_run(words: list[str]) -> None:
         experiment, args.out, places, seeds=args.seeds, only=args.only, changes=changes
     )
     if args.dry_run:
+        cells.check_settings(jobs)
         for job in jobs:
             others = ", ".join(f"{before} (not {wanted})" for before, wanted in job.differences())
             state = "other" if others else job.state
@@ -446,8 +449,8 @@ def experiments_table(words: list[str]) -> None:
     parser.usage = "pseudoloss experiments table NAME [OPTION ...]"
     add = parser.add_argument
     add("name", metavar="NAME", help="an experiment; see pseudoloss experiments list")
-    add("--out", type=Path, metavar="OUT", help="the folder of the runs")
-    add("--results", type=Path, metavar="DIR", help="a folder of result files")
+    add("--out", type=_path, metavar="OUT", help="the folder of the runs")
+    add("--results", type=_path, metavar="DIR", help="a folder of result files")
     add("--seeds", type=_whole, nargs="+", metavar="N", help="seeds that count (default: all)")
     _add_only(parser)
     add(
@@ -456,12 +459,17 @@ def experiments_table(words: list[str]) -> None:
         default="text",
         help="of the table (default: text)",
     )
-    add("--file", type=Path, metavar="FILE", help="write it there, not to the terminal")
+    add("--file", type=_path, metavar="FILE", help="write it there, not to the terminal; new")
+    add("--force", action="store_true", help="replace FILE if it exists")
     args = parser.parse(words)
     from pseudoloss.experiments.catalogue import experiment_of
 
     experiment = experiment_of(args.name)
     chosen = experiment.choose(args.only)
+    from pseudoloss.files import refuse_existing, write_bytes
+
+    if args.file is not None and not args.force:
+        refuse_existing(args.file, "--file", "add --force to replace it")
     from pseudoloss.experiments import tables
 
     out, results = args.out, args.results
@@ -484,7 +492,7 @@ def experiments_table(words: list[str]) -> None:
         return
     try:
         args.file.parent.mkdir(parents=True, exist_ok=True)
-        args.file.write_text(text, encoding="utf-8")
+        write_bytes(args.file, text.encode())
     except OSError as error:
         raise InputError(f"--file {args.file}: cannot be written ({error.strerror})") from None
 
@@ -499,7 +507,8 @@ def experiments_figure(words: list[str]) -> None:
     add = parser.add_argument
     add("name", metavar="NAME", help="a figure")
     _add_out(parser)
-    add("--file", type=Path, metavar="FILE", help=".svg or .png (default: NAME.svg)")
+    add("--file", type=_path, metavar="FILE", help=".svg or .png; new (default: NAME.svg)")
+    add("--force", action="store_true", help="replace FILE if it exists")
     _add_only(parser)
     add(
         "--epochs",
@@ -516,6 +525,10 @@ def experiments_figure(words: list[str]) -> None:
     from pseudoloss.experiments.figures import draw
 
     file = args.file or Path(f"{args.name}.svg")
+    if not args.force:
+        from pseudoloss.files import refuse_existing
+
+        refuse_existing(file, "--file", "add --force to replace it")
     for note in draw(args.name, args.out, file, args.only, args.epochs):
         print(note)
     print(f"written: {file}")
@@ -580,9 +593,9 @@ def train_parser(preset: str | None) -> Parser:
     parser.usage = "pseudoloss train SOURCE --out RUN [OPTION ...]"
     add = parser.add_argument
     add("source", nargs="?", metavar="SOURCE", help="what to train on; may be left out to resume")
-    add("--out", type=Path, metavar="RUN", help="the run folder; new, unless --resume is given")
+    add("--out", type=_path, metavar="RUN", help="the run folder; new, unless --resume is given")
     add("--preset", metavar="NAME", help="settings to start from (default: what fits the source)")
-    add("--config", type=Path, metavar="FILE", help="a TOML file of settings, or a config.json")
+    add("--config", type=_path, metavar="FILE", help="a TOML file of settings, or a config.json")
     add(
         "--resume",
         action="store_true",
@@ -678,7 +691,7 @@ def _add_best(parser: Parser) -> None:
 
 def _add_out(parser: Parser) -> None:
     text = f"the folder of the runs (default: {OUT})"
-    parser.add_argument("--out", type=Path, default=OUT, metavar="OUT", help=text)
+    parser.add_argument("--out", type=_path, default=OUT, metavar="OUT", help=text)
 
 
 def _add_only(parser: Parser) -> None:
@@ -742,6 +755,13 @@ def _duration(word: str) -> float:
     return minutes
 
 
+def _path(word: str) -> Path:
+    """A path. Nothing (a variable of the shell that is not set) is not the current folder."""
+    if not word:
+        raise argparse.ArgumentTypeError("is empty")
+    return Path(word)
+
+
 def _dashed(word: str) -> str:
     """--batch_size is --batch-size."""
     name, equals, value = word.partition("=")
@@ -750,9 +770,9 @@ def _dashed(word: str) -> str:
 
 def _peek(words: list[str], name: str) -> str | None:
     """The value of a flag, before the words are parsed properly."""
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for i, word in enumerate(words):
         if word == name:
-            return following
+            return words[i + 1] if i + 1 < len(words) else None
         if word.startswith(f"{name}="):
             return word.partition("=")[2]
     return None

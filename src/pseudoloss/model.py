@@ -61,6 +61,8 @@ class Model:
         if pixels.shape[1:] != wanted:
             shapes = [f"{c} channels, {h}×{w} pixels" for c, h, w in (pixels.shape[1:], wanted)]
             raise InputError(f"images of {shapes[0]}: the model was trained on {shapes[1]}")
+        if not len(pixels):
+            return np.empty((0, len(self.classes)))
         device = self.views.mean_C.device
         with using(device):
             there = place(pixels, device, "host")

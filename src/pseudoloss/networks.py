@@ -230,7 +230,7 @@ def wanted_input(name: str) -> Input | None:
     """The images that a timm model was made for; None for ours, which take any."""
     if name in OWN:
         return None
-    _check_known(name)
+    check_known(name)
     import timm
 
     found = timm.get_pretrained_cfg(name, allow_unregistered=True)
@@ -239,7 +239,10 @@ def wanted_input(name: str) -> Input | None:
     return Input(found.input_size[-1], tuple(found.mean), tuple(found.std))
 
 
-def _check_known(name: str) -> None:
+def check_known(name: str) -> None:
+    """Refuse the name of no network."""
+    if name in OWN:
+        return
     import timm
 
     if not timm.is_model(name.partition(".")[0]):
@@ -252,7 +255,7 @@ def _check_known(name: str) -> None:
 def _timm_backbone(
     name: str, channels: int, size: tuple[int, int], weights: str | None
 ) -> tuple[nn.Module, int]:
-    _check_known(name)
+    check_known(name)
     import timm
 
     pretrained = weights == "pretrained"

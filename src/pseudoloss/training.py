@@ -21,7 +21,7 @@ from pseudoloss.config import Request, Settings, request
 from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, corrupt, find_source
 from pseudoloss.data.images import check_trainable
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.files import as_path, write_json
+from pseudoloss.files import as_path, at_home, write_json
 from pseudoloss.fitting import choose_settings, epochs_in, measure_pace, scaled_warmup
 from pseudoloss.labels import estimated_noise, label_table, write_labels
 from pseudoloss.networks import check_weights
@@ -81,7 +81,8 @@ def train(
     if not isinstance(checkpoint_every, int) or checkpoint_every < 1:
         raise InputError(f"--checkpoint-every must be 1 or more, not {checkpoint_every}")
     if time_budget is not None and "epochs" in asked.values:
-        raise InputError("--time chooses the epochs, and --epochs contradicts it")
+        where = "--epochs" if "epochs" in settings else f"epochs in --config {config}"
+        raise InputError(f"--time chooses the epochs, and {where} contradicts it")
     folder = None if out is None else RunFolder(as_path(out, "--out"))
     recorded = folder.recorded() if folder and resume else None
     if folder and recorded is None:
@@ -90,6 +91,8 @@ def train(
         if recorded is None:
             raise InputError("SOURCE is missing: say what to train on, such as a folder of images")
         source = recorded.source
+    if folder and recorded is None:
+        _refuse_inside(folder.path, source)
 
     wait_for_compilers = load_compilers()
     teller: Teller = Silent() if quiet else Terminal()
@@ -135,6 +138,17 @@ class Prepared(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
+def _refuse_inside(out: Path, source: Source) -> None:
+    """A run in a folder of images would be one of its classes from then on."""
+    if isinstance(source, str | Path) and source:
+        root = at_home(str(source))
+        if root.is_dir() and out.resolve().is_relative_to(root.resolve()):
+            raise InputError(
+                f"--out {out}: lies in {source}, whose folders are classes; "
+                "choose a folder outside of it"
+            )
+
+
 def prepare(
     source: Source,
     asked: Request,
@@ -145,6 +159,8 @@ def prepare(
     """Find the images, choose the settings, read and corrupt the images."""
     options = Options(**reading)
     if options.test is not None:
+        if not options.test:
+            raise InputError("--test is empty")
         options = replace(options, test=absolute(options.test))
         reading = reading | {"test": options.test}
     if recorded:
@@ -397,6 +413,9 @@ def restore(session: Session, folder: RunFolder | None) -> tuple[Record, list[di
             record = Record(**saved)
         except TypeError as error:
             raise InputError(f"{folder.checkpoint}: of another version ({error})") from None
+        best = None if record.best_epoch is None else folder.best(record.best_epoch)
+        if best is not None and not best.exists():
+            raise InputError(f"{best}: is missing, the model of the best epoch so far")
     with folder.writing():
         folder.keep_metrics(record.epochs)
     return record, folder.metrics()

@@ -86,7 +86,8 @@ def _whole(values: Any, images: ImageSet, where: str) -> np.ndarray:
 
 def _read(path: Path, where: str) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
+        return rows.rename(columns=str.strip)
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors

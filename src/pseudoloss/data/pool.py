@@ -28,7 +28,7 @@ def draw(
 ) -> Tensor:
     """`count` different images of the pool in random order, as uint8 N,C,H,W."""
     where = f"--pool {pool}"
-    total, choose = _open(Path(pool).expanduser(), where)
+    total, choose = _open(_path(pool), where)
     if total < count:
         raise InputError(f"{where}: has {total:,} images, and {count:,} are needed")
     entries = choose(random.choice(total, size=count, replace=False))
@@ -47,11 +47,17 @@ def draw(
 
 def look_for(pool: str) -> None:
     """Refuse a pool that is not there. No image is read."""
-    path, where = Path(pool).expanduser(), f"--pool {pool}"
+    path, where = _path(pool), f"--pool {pool}"
     if path.is_dir():
         _inside(path, where)
     else:
         _open(path, where)
+
+
+def _path(pool: str) -> Path:
+    if not pool:
+        raise InputError("--pool is empty")
+    return Path(pool).expanduser()
 
 
 def _open(path: Path, where: str) -> tuple[int, Choose]:
@@ -82,7 +88,11 @@ def _array(path: Path, where: str) -> tuple[int, Choose]:
             raise ValueError("an archive of several")
     except Exception as error:  # a damaged file raises whatever it likes
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{where}: not a .npy file of one plain array ({reason})") from None
+        reason = "" if "pickle" in reason else f" ({reason})"  # NumPy would have it read unsafely
+        raise InputError(f"{where}: not a .npy file of one plain array{reason}") from None
+    if images.ndim not in (3, 4):
+        shape = ",".join(map(str, images.shape))
+        raise InputError(f"{where}: must be an array of N,H,W or N,H,W,C, not of shape {shape}")
     to_pixels(images[:1], where)  # its shape and type are checked before anything is drawn
     return len(images), lambda places: _items(to_pixels(images[places], where), where)
 

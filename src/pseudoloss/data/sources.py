@@ -105,6 +105,8 @@ def _check_options(options: Options, taken: tuple[str, ...], name: str, has_test
 def image_parts(source: Any, options: Options, progress: Progress = no_progress) -> Parts | None:
     """The parts of a source whose images are still to be decoded; None for others."""
     if isinstance(source, str | Path):
+        if not source:
+            raise InputError("SOURCE is empty")
         return file_parts(str(source), options)
     sets = source.values() if isinstance(source, dict) else [source]
     if not sets or not all(is_dataset(rows) or is_map_style(rows) for rows in sets):

@@ -1,7 +1,9 @@
 """A table of images: CSV or Parquet, a row an image."""
 
+import codecs
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
     """The parts of a table. Paths in it begin beside the table, or at the root of the disk."""
-    rows = _read(path, where)
+    columns = (options.path_column, options.label_column, options.split_column)
+    rows = _read(path, where, columns)
     for name in (options.path_column, options.label_column):
         if name not in rows:
             flag = "--path-column" if name == options.path_column else "--label-column"
@@ -64,7 +67,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
 
 def table_files(path: Path, column: str, where: str) -> list[Path]:
     """The files in one column of a table."""
-    rows = _read(path, where)
+    rows = _read(path, where, [column])
     if column not in rows:
         raise InputError(
             f"{where}: has no column {column}{did_you_mean(column, map(str, rows.columns))}"
@@ -82,7 +85,8 @@ def _files(rows: pd.DataFrame, column: str, root: Path, where: str) -> list[Path
     return found
 
 
-def _read(path: Path, where: str) -> pd.DataFrame:
+def _read(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
+    """All rows. Of the columns that are `used` there may be one each."""
     try:
         if path.suffix.lower() == ".parquet":
             return pd.read_parquet(path)
@@ -93,7 +97,12 @@ def _read(path: Path, where: str) -> pd.DataFrame:
             path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
         )
         rows.columns = rows.iloc[0].str.strip()
+        twice = set(rows.columns[rows.columns.duplicated()]) & set(used)
+        if twice:
+            raise InputError(f"{where}: has two columns {min(twice)}; rename one of them")
         return rows[1:].loc[:, ~rows.columns.duplicated()]
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except ImportError:
@@ -102,6 +111,8 @@ def _read(path: Path, where: str) -> pd.DataFrame:
         ) from None
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if _starts(path) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise InputError(f"{where}: is in UTF-16; save it as UTF-8") from None
         longer = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason)
         if longer:
             columns, line, fields = map(int, longer.groups())
@@ -110,6 +121,15 @@ def _read(path: Path, where: str) -> pd.DataFrame:
                 "a field that contains the separator wants quotes around it"
             ) from None
         raise InputError(f"{where}: cannot be read ({' '.join(reason.split())[:200]})") from None
+
+
+def _starts(path: Path) -> bytes:
+    """The first two bytes of a file, if it is one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2)
+    except OSError:
+        return b""
 
 
 def _texts(column: Any, name: str, where: str) -> list[str]:

@@ -361,7 +361,7 @@ EXPERIMENTS = {
 }
 
 FIGURES = {
-    "noise-retrieval": "AUC of four metrics that look for noisy labels, per epoch (Figure 2)",
+    "noise-retrieval": "AUC of five metrics that look for noisy labels, per epoch (Figure 2)",
     "guess-retrieval": "AUC of three metrics that look for right guesses, per epoch, and the "
     "pseudo-loss at two epochs (Figure 3)",
     "accuracy": "accuracy on the test images, per epoch (Figure 4)",

@@ -10,12 +10,13 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pseudoloss.choices import choose_device
 from pseudoloss.config import (
     MAY_CHANGE_ON_RESUME,
     Settings,
@@ -25,10 +26,11 @@ from pseudoloss.config import (
     request,
     setting_types,
 )
+from pseudoloss.data import corruption, sources
 from pseudoloss.data import pool as pools
-from pseudoloss.data import sources
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home
+from pseudoloss.networks import check_known
 from pseudoloss.runs import Recorded, RunFolder
 from pseudoloss.training import train
 
@@ -100,8 +102,7 @@ class Job:
         return found
 
     def check(self) -> None:
-        """Refuse settings that are none, and a run that began with others: before any write."""
-        self.settings()
+        """Refuse a run that began with other settings: before any write."""
         for before, wanted in self.differences()[:1]:
             raise InputError(
                 f"{self.folder.path}: began with {before}, not with {wanted}; choose another --out"
@@ -117,6 +118,26 @@ class Job:
             named = place == places[self.cell.pool]
             flag = f"--data {self.cell.pool}={place}" if named else f"--set pool={place}"
             _look(pools.look_for, place, flag, f"--pool {place}")
+
+    def make_room(self) -> None:
+        """The folder that its own is to be in, or an error that names --out."""
+        try:
+            self.folder.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            place = error.filename or self.folder.path.parent
+            raise InputError(f"--out: {place} cannot be made ({error.strerror})") from None
+
+
+def check_settings(jobs: Sequence[Job]) -> None:
+    """Refuse settings that are none."""
+    checked = set()
+    for job in jobs:
+        settings = replace(job.settings(), seed=0)
+        if settings not in checked:
+            checked.add(settings)
+            check_known(settings.network)
+            if settings.corrupt is not None:
+                corruption.parse(settings.corrupt)
 
 
 def kind_of(source: str) -> tuple[str, float | None]:
@@ -195,16 +216,20 @@ def run(
     Settings that are none and data that are not there are refused before anything is trained. A
     cell that fails is told of at the end, when all others have been tried.
     """
+    check_settings(jobs)
     for job in jobs:
         for kind in job.cell.data:
             if kind not in places:
                 raise InputError(f"--data {kind}=DIR is missing: {job.cell.name} needs it")
         job.check()
-    if minutes is not None and minutes <= 0:
+    if minutes is not None and not minutes > 0:
         raise InputError(f"--minutes must be above 0, not {minutes:g}")
     to_train = [job for job in jobs if job.state not in ("done", "damaged")]
     for job in {(job.source, job.cell.pool): job for job in to_train}.values():
         job.look_for_data(places)
+    for job in to_train:
+        choose_device(job.settings().device)
+        job.make_room()
     end = None if minutes is None else time.monotonic() + 60 * minutes
     titles = {job: f"[{number}/{len(jobs)}] {job.name}" for number, job in enumerate(jobs, 1)}
     queue, again, trained = list(jobs), set(), False
