@@ -2,6 +2,7 @@
 are in session.py, and what they minimise in methods/."""
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,6 +130,18 @@ def train(
                     return fit(session, folder, started, minutes, checkpoint_every)
 
 
+def _refuse_inside(out: Path, source: Source) -> None:
+    """A run in a folder of images would be one of its classes from then on."""
+    if isinstance(source, str | Path) and source:
+        root = at_home(str(source))
+        is_folder = os.path.isdir(root)  # noqa: PTH112, of any name
+        if is_folder and out.resolve().is_relative_to(root.resolve()):
+            raise InputError(
+                f"--out {out}: lies in {source}, whose folders are classes; "
+                "choose a folder outside of it"
+            )
+
+
 class Prepared(NamedTuple):
     """What a run is about to train on, and how."""
 
@@ -136,17 +149,6 @@ class Prepared(NamedTuple):
     settings: Settings
     options: Options
     skipped: tuple[Skipped, ...]
-
-
-def _refuse_inside(out: Path, source: Source) -> None:
-    """A run in a folder of images would be one of its classes from then on."""
-    if isinstance(source, str | Path) and source:
-        root = at_home(str(source))
-        if root.is_dir() and out.resolve().is_relative_to(root.resolve()):
-            raise InputError(
-                f"--out {out}: lies in {source}, whose folders are classes; "
-                "choose a folder outside of it"
-            )
 
 
 def prepare(
