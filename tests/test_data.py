@@ -247,7 +247,7 @@ def test_npz_that_is_none(tmp_path):
         ("digit", "source digit: no such source; did you mean digits"),
         ("cifar100", "source cifar100: say where its files are, as cifar100:DIR"),
         ("imagenet:x", "no such source"),
-        ("", "no such source"),
+        ("", "SOURCE is empty"),
         (3, "source must be words"),
         ((1, 2, 3), "source must be words"),
     ],
