@@ -466,12 +466,11 @@ def experiments_table(words: list[str]) -> None:
 
     experiment = experiment_of(args.name)
     chosen = experiment.choose(args.only)
+    from pseudoloss.experiments import tables
     from pseudoloss.files import refuse_existing, write_bytes
 
     if args.file is not None and not args.force:
         refuse_existing(args.file, "--file", "add --force to replace it")
-    from pseudoloss.experiments import tables
-
     out, results = args.out, args.results
     if out is None and results is None:
         out, results = OUT, RESULTS if RESULTS.is_dir() else None
@@ -523,11 +522,10 @@ def experiments_figure(words: list[str]) -> None:
     if args.name not in FIGURES:
         raise InputError(f"{args.name}: no such figure{did_you_mean(args.name, FIGURES)}")
     from pseudoloss.experiments.figures import draw
+    from pseudoloss.files import refuse_existing
 
     file = args.file or Path(f"{args.name}.svg")
     if not args.force:
-        from pseudoloss.files import refuse_existing
-
         refuse_existing(file, "--file", "add --force to replace it")
     for note in draw(args.name, args.out, file, args.only, args.epochs):
         print(note)

@@ -96,13 +96,6 @@ def _read(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
         rows = pd.read_csv(
             path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
         )
-        rows.columns = rows.iloc[0].str.strip()
-        twice = set(rows.columns[rows.columns.duplicated()]) & set(used)
-        if twice:
-            raise InputError(f"{where}: has two columns {min(twice)}; rename one of them")
-        return rows[1:].loc[:, ~rows.columns.duplicated()]
-    except InputError:
-        raise
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except ImportError:
@@ -121,6 +114,12 @@ def _read(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
                 "a field that contains the separator wants quotes around it"
             ) from None
         raise InputError(f"{where}: cannot be read ({' '.join(reason.split())[:200]})") from None
+    rows.columns = rows.iloc[0].str.strip()
+    again = rows.columns.duplicated()
+    for name in used:
+        if name in rows.columns[again]:
+            raise InputError(f"{where}: has two columns {name}; rename one of them")
+    return rows[1:].loc[:, ~again]
 
 
 def _starts(path: Path) -> bytes:

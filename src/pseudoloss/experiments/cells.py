@@ -10,7 +10,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,11 @@ class Job:
 
 def check_settings(jobs: Sequence[Job]) -> None:
     """Refuse settings that are none."""
-    checked = set()
     for job in jobs:
-        settings = replace(job.settings(), seed=0)
-        if settings not in checked:
-            checked.add(settings)
-            check_known(settings.network)
-            if settings.corrupt is not None:
-                corruption.parse(settings.corrupt)
+        settings = job.settings()
+        check_known(settings.network)
+        if settings.corrupt is not None:
+            corruption.parse(settings.corrupt)
 
 
 def kind_of(source: str) -> tuple[str, float | None]:
