@@ -168,7 +168,7 @@ BAD = {
         ["train", "digits", "--out", "RUN", "--corrupt", "symmetric:0.1+out:0.2"],
         "--corrupt symmetric:0.1+out:0.2: needs --pool",
     ),
-    "idle pool": (["train", "digits", "--out", "RUN", "--pool", "x"], "--pool x: nothing asks"),
+    "idle pool": (["train", "digits", "--out", "RUN", "--pool", "/x"], "--pool /x: nothing asks"),
     "unknown noise": (["train", "digits", "--out", "RUN", "--corrupt", "x:1"], "--corrupt x:1"),
     "noise rate": (
         ["train", "digits", "--out", "RUN", "--corrupt", "symmetric:2"],

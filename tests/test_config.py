@@ -239,3 +239,19 @@ def _json(settings):
     import json
 
     return json.dumps(as_json(settings))
+
+
+def test_files_are_recorded_as_they_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value, recorded in [
+        ("pool", "p.npy", f"{tmp_path}/p.npy"),
+        ("pool", "~/p", str(Path("~/p").expanduser())),
+        ("corrupt", "human:a.pt:noisy", f"human:{tmp_path}/a.pt:noisy"),
+        ("corrupt", "labels:/b.csv", "labels:/b.csv"),
+        ("corrupt", "symmetric:0.2+out:0.4", "symmetric:0.2+out:0.4"),
+        ("weights", "w.pth", f"{tmp_path}/w.pth"),
+        ("weights", "pretrained", "pretrained"),
+        ("weights", None, None),
+        ("network", "resnet18", "resnet18"),
+    ]:
+        assert request(None, None, {name: value}).values == {name: recorded}

@@ -84,16 +84,21 @@ def test_numbers_that_the_paper_prints_twice():
 
 def test_what_tables_share_is_trained_once():
     for experiment, name, where in [
-        ("mu", "mu-0.2", ("ablation", "id40-correct-cont-w")),
-        ("gamma", "gamma-2", ("ablation", "id40-correct-cont-w")),
-        ("thresholds", "pseudo-loss", ("ablation", "id40-correct-cont-w")),
+        ("mu", "mu-0.2", ("selection", "id40-with")),
+        ("gamma", "gamma-2", ("selection", "id40-with")),
+        ("thresholds", "pseudo-loss", ("selection", "id40-with")),
         ("ablation", "inet-40-20-correct-cont-w", ("ood-noise", "inet-40-20-pls")),
         ("ablation", "cnwl-40-none", ("cnwl", "cnwl-40-mixup")),
         ("mu", "mu-0.1", ("mu", "mu-0.1")),
-        ("selection", "id40-with", ("selection", "id40-with")),  # its metrics are its own
+        ("ablation", "id40-correct-cont", ("selection", "id40-without")),
+        ("cnwl", "cnwl-40-pls", ("selection", "cnwl-40-with")),
+        ("selection", "id40-with", ("selection", "id40-with")),
+        ("selection", "digits-with", ("selection", "digits-with")),  # a quick trial
+        ("digits", "digits-pls", ("digits", "digits-pls")),
     ]:
         [cell] = EXPERIMENTS[experiment].choose([name])
-        assert home(EXPERIMENTS[experiment], cell) == where
+        where_it_is, trained = home(cell)
+        assert (where_it_is.name, trained.name) == where
 
 
 def test_list(capsys):
@@ -140,7 +145,8 @@ def test_finished_cells_are_passed_over(tmp_path, capsys):
     assert code == 0
     assert "[1/1] digits-ce seed 1: begins in" in text
     assert "[1/1] digits-ce seed 1: done, accuracy" in text
-    assert f"1 done\nNext: pseudoloss experiments table digits --out {tmp_path}\n" in text
+    next_one = f"pseudoloss experiments table digits --out {tmp_path} --only '*-ce'"
+    assert f"1 done\nNext: {next_one}\n" in text
     run = tmp_path / "digits" / "digits-ce" / "seed1"
     written = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     code, text, _ = call(*words, capsys=capsys)
@@ -176,13 +182,16 @@ def test_a_busy_cell_is_passed_over(tmp_path, capsys):
     assert states(tmp_path, capsys, "--seeds", "1")["digits-pls 1"] == "free"
 
 
-def write_run(path, source, settings, last, best):
+def write_run(path, source, settings, last, best, notices=(), skipped=0):
     """A finished run folder, as far as one looks at those of cells."""
     path.mkdir(parents=True)
     settings = as_json(Settings(**settings))
-    config = {"source": source, "settings": settings, "data": {"fingerprint": "x"}}
+    data = {"fingerprint": "x", "skipped": skipped}
+    config = {"source": source, "settings": settings, "data": data}
     (path / "config.json").write_text(json.dumps(config))
-    (path / "summary.json").write_text(json.dumps({"accuracy": {"last": last, "best": best}}))
+    summary = {"accuracy": {"last": last, "best": best}}
+    summary["notices"] = [{"epoch": 1, "kind": "k", "text": text} for text in notices]
+    (path / "summary.json").write_text(json.dumps(summary))
 
 
 def fake_training(outcomes, began=None):
@@ -310,6 +319,89 @@ def test_a_run_of_another_source_is_not_the_cells(tmp_path, capsys):
     assert f"other cnwl-40-pls seed 1: other settings: {differs}\n" in text
 
 
+def test_a_finished_run_from_another_pool_is_not_the_cells(tmp_path, capsys):
+    """A pool may lie elsewhere on another machine, so it is known by its name."""
+    make_run(tmp_path, "inet-20-20-ce", 1, 70, 71, pool="/my/ood32.npy")
+    words = ["run", "ood-noise", "--out", tmp_path, "--only", "inet-20-20-ce", "--seeds", "1"]
+
+    def run(pool, *more):
+        return call(*words, "--data", "cifar100=x", f"imagenet32={pool}", *more, capsys=capsys)
+
+    code, _, err = run("/data/imagenet32")
+    assert code == 2
+    why = "began with --pool /my/ood32.npy, not with --pool /data/imagenet32"
+    assert f"{why}; choose another --out\n" in err
+    assert (
+        "other inet-20-20-ce seed 1: other settings: --pool /my/ood32.npy (not "
+        in (run("/data/imagenet32", "--dry-run")[1])
+    )
+    assert call(*words, "--dry-run", capsys=capsys)[1].startswith("done  inet-20-20-ce seed 1\n")
+    code, text, _ = run("/elsewhere/ood32.npy")
+    assert (code, "done already" in text) == (0, True)
+    make_run(tmp_path, "inet-40-20-ce", 1, 70, 71, pool="/data/imagenet32/train")
+    words[words.index("inet-20-20-ce")] = "inet-40-20-ce"
+    assert run("/elsewhere/Imagenet32_train_npz")[0] == 0
+
+
+def test_cells_that_another_process_began_otherwise_are_not_taken_for_done(
+    tmp_path, capsys, monkeypatch
+):
+    began = []
+
+    def train(source, out, **more):
+        """Meanwhile another process, which was told other settings, does the next cell."""
+        if not began:
+            make_run(tmp_path, "digits-ce", 1, 1, 2, epochs=3)
+        fake_training({}, began)(source, out, **more)
+        return type("Run", (), {"finished": True})()
+
+    monkeypatch.setattr(cells, "train", train)
+    words = ["run", "digits", "--out", tmp_path, "--seeds", "1", *QUICK]
+    code, text, err = call(*words, "--only", "*-pls", "*-ce", capsys=capsys)
+    assert (code, [method for method, *_ in began]) == (1, ["pls"])
+    assert "[2/2] digits-ce seed 1: has other settings\n" in text
+    assert "digits-ce seed 1: " in err
+    assert "began with --epochs 3, not with --epochs 2" in err
+
+
+def test_what_a_cell_noticed_is_said_when_it_is_done_and_below_the_table(
+    tmp_path, capsys, monkeypatch
+):
+    notice = "the warm-up ended at chance: 1% agree. Try another --seed"
+
+    def train(source, out, *, preset, resume, minutes, quiet, **changes):
+        write_run(out, source, PRESETS[preset] | changes, 1.0, 2.0, [notice], skipped=4)
+        return type("Run", (), {"finished": True})()
+
+    monkeypatch.setattr(cells, "train", train)
+    words = ["--out", tmp_path, "--only", "*-ce"]
+    _, text, _ = call("run", "digits", "--seeds", "1", "--quiet", *words, capsys=capsys)
+    short, left_out = notice.partition(".")[0], "4 files of its data could not be read and were"
+    assert f"[1/1] digits-ce seed 1: notice: {short}\n" in text
+    assert f"[1/1] digits-ce seed 1: notice: {left_out} left out\n" in text
+    _, text, _ = call("table", "digits", *words, capsys=capsys)
+    assert f"\ndigits-ce: notice of seed 1: {short}\n" in text
+    assert f"\ndigits-ce: notice of seed 1: {left_out} left out\n" in text
+    make_file(tmp_path / "results", "a.json", "digits --preset digits-id40", [(2, 70, 71)])
+    content = json.loads((tmp_path / "results" / "a.json").read_text())
+    content["runs"][0]["notices"] = [{"epoch": 30, "kind": "k", "text": notice}]
+    (tmp_path / "results" / "a.json").write_text(json.dumps(content))
+    words = ["digits", "--results", tmp_path / "results"]
+    assert f"\ndigits-pls: notice of seed 2: {short}\n" in call("table", *words, capsys=capsys)[1]
+
+
+def test_settings_may_be_none_and_are_said_once():
+    assert cells.read_changes(["weights=none", "warmup=None", "network=none"]) == {
+        **{"weights": None, "warmup": None, "network": "none"}
+    }
+    assert cells.read_changes(["epochs=2", "epochs=2"]) == {"epochs": 2}
+    with pytest.raises(InputError, match="--set epochs=3: epochs is 2 already"):
+        cells.read_changes(["epochs=2", "epochs=3"])
+    assert cells.read_places(["cifar100=a", "cifar100=a"]) == {"cifar100": "a"}
+    with pytest.raises(InputError, match="--data cifar100=b: cifar100 lies in a already"):
+        cells.read_places(["cifar100=a", "cifar100=b"])
+
+
 def test_a_cell_that_another_process_took_in_between_comes_last(tmp_path, capsys, monkeypatch):
     began = []
     monkeypatch.setattr(cells, "train", fake_training({"pls": BusyError("taken")}, began))
@@ -381,9 +473,9 @@ def test_killed_and_gone_on_with(tmp_path, capsys):
 
 def make_run(out, name, seed, last, best, source=None, **settings):
     """A finished run of a cell."""
-    experiment, cell = cell_named(name)
-    path = cells.folder_of(out, experiment, cell, seed)
-    values = PRESETS[cell.preset] | dict(cell.changes) | {"seed": seed} | settings
+    _, cell = cell_named(name)
+    path = cells.folder_of(out, cell, seed)
+    values = PRESETS[cell.preset] | dict(home(cell)[1].changes) | {"seed": seed} | settings
     write_run(path, source or cell.source, values, last, best)
     return path
 
@@ -527,6 +619,25 @@ def test_a_table_of_nothing_says_so(tmp_path, capsys, monkeypatch):
         assert f"{flag} nowhere: no such folder" in err
 
 
+def test_a_table_without_runs_points_to_those_of_extra_cells(tmp_path, capsys):
+    make_run(tmp_path, "id50-ce", 1, 70, 71)
+    _, _, err = call("table", "id-noise", "--out", tmp_path, capsys=capsys)
+    assert err.endswith("; there are some of the extra cells, which --only '*' shows\n")
+    assert call("table", "id-noise", "--out", tmp_path, "--only", "*", capsys=capsys)[2] == ""
+
+
+def test_damaged_result_files_are_named(tmp_path, capsys):
+    make_file(tmp_path, "a.json", "cifar100:DIR --preset cifar100-id20", [(1, 70, 71)])
+    make_file(tmp_path, "b.json", "cifar100:DIR --preset cifar100-id20", [(2, 70, 71)])
+    (tmp_path / "b.json").write_text((tmp_path / "b.json").read_text()[:-20])
+    make_file(tmp_path, "c.json", "cifar100:DIR --preset cifar100-id20", [(3, "many", 71)])
+    (tmp_path / "other.json").write_text('{"command": "it isn\'t ours", "runs": 3}')
+    (tmp_path / "list.json").write_text("[]")
+    assert table("id-noise", "--results", tmp_path, capsys=capsys)["id20-pls"]["n"] == "1"
+    _, text, _ = call("table", "id-noise", "--results", tmp_path, capsys=capsys)
+    assert re.findall("(.*) is left out: it is damaged", text) == ["b.json", "c.json"]
+
+
 def test_cells_that_are_not_shown_are_counted(tmp_path, capsys):
     line = "8 extra cells (baselines, trials) are not shown; --only '*' shows all\n"
     assert call("table", "id-noise", "--out", tmp_path, capsys=capsys)[1].endswith(line)
@@ -590,7 +701,7 @@ def test_the_committed_results(capsys, monkeypatch):
 
 def test_every_form_has_a_line_for_every_cell(tmp_path):
     for experiment in EXPERIMENTS.values():
-        lines, notes = tables.collect(experiment, experiment.cells, tmp_path, None)
+        lines, notes = tables.collect(experiment.cells, tmp_path, None)
         assert notes == []
         for form in tables.FORMATS.values():
             text = form(experiment, lines, notes)

@@ -284,6 +284,23 @@ def test_resume_from_another_folder(npz, tmp_path, tiny_settings, monkeypatch):
     assert pl.train(out=out, resume=True, quiet=True).finished
 
 
+def test_files_in_settings_are_found_from_another_folder(npz, tmp_path, tiny_settings, monkeypatch):
+    """Recorded as they are found from anywhere; and the same words, said again, are the same."""
+    npz("set.npz")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    labels = make_images()[1]
+    rows = [f"{index},{label}" for index, label in enumerate(labels)]
+    Path("given.csv").write_text("\n".join(["index,label", *rows]))
+    out, settings = tmp_path / "run", tiny_settings | {"corrupt": "labels:given.csv"}
+    for resume in (False, True):
+        pl.train("set.npz", out=out, resume=resume, minutes=1e-4, quiet=True, **settings)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = pl.train(out=out, resume=True, quiet=True)
+    assert (run.finished, len(run.labels)) == (True, len(labels))
+    assert run.settings.corrupt == f"labels:{tmp_path}/given.csv"
+
+
 def test_stopped_by_the_clock_between_checkpoints(tmp_path, tiny_source, tiny_settings):
     """The stop writes one, or a queue that repeats the command would never end."""
     settings = tiny_settings | {"checkpoint_every": 10, "minutes": 1e-4, "resume": True}

@@ -435,8 +435,10 @@ def experiments_run(words: list[str]) -> None:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
-    place = shlex.quote(str(args.out))
-    print(f"Next: pseudoloss experiments table {experiment.name} --out {place}")
+    chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
+    print("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
+    if experiment.name == "selection":
+        print("   or: pseudoloss " + shlex.join(["experiments", "figure", "accuracy", *chosen]))
 
 
 def experiments_table(words: list[str]) -> None:
@@ -476,14 +478,18 @@ def experiments_table(words: list[str]) -> None:
         out, results = OUT, RESULTS if RESULTS.is_dir() else None
     elif out is not None and not out.is_dir():
         raise InputError(f"--out {out}: no such folder")
-    lines, notes = tables.collect(experiment, chosen, out, results, args.seeds)
+    lines, notes = tables.collect(chosen, out, results, args.seeds)
     extra = 0 if args.only else len(experiment.cells) - len(chosen)
     if extra:
         notes.append(f"{extra} extra cells (baselines, trials) are not shown; --only '*' shows all")
     if not any(line.results for line in lines):
         places = " and ".join(str(place) for place in (out, results) if place is not None)
         seeds = f" with --seeds {' '.join(map(str, args.seeds))}" if args.seeds else ""
-        nothing = f"no finished runs of {experiment.name} were found in {places}{seeds}"
+        hidden = [cell for cell in experiment.cells if extra and cell not in chosen]
+        others, _ = tables.collect(hidden, out, results, args.seeds)
+        found = any(line.results for line in others)
+        hint = "; there are some of the extra cells, which --only '*' shows" if found else ""
+        nothing = f"no finished runs of {experiment.name} were found in {places}{seeds}{hint}"
         print(f"pseudoloss: {nothing}", file=sys.stderr)
     text = tables.FORMATS[args.format](experiment, lines, notes)
     if args.file is None:

@@ -308,10 +308,23 @@ def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]
         if name not in _HINTS:
             raise InputError(f"{where[name]}{name}: no such setting{did_you_mean(name, _HINTS)}")
     values = from_file | dict(explicit)
-    weights = values.get("weights")
-    if isinstance(weights, str | Path) and weights != "pretrained":  # found again from elsewhere
-        values["weights"] = str(Path(weights).expanduser().absolute())
-    return Request(preset, values)
+    return Request(preset, {name: _from_anywhere(name, value) for name, value in values.items()})
+
+
+def _from_anywhere(name: str, value: Any) -> Any:
+    """The value of a setting; a file in it is named so that it is found again from elsewhere."""
+    if not isinstance(value, str | Path) or not str(value):
+        return value
+    kind, colon, place = str(value).partition(":")
+    if name == "corrupt" and kind in ("human", "labels") and place:
+        return f"{kind}{colon}{_absolute(place)}"
+    if name == "pool" or (name == "weights" and value != "pretrained"):
+        return _absolute(value)
+    return value
+
+
+def _absolute(place: str | Path) -> str:
+    return str(Path(place).expanduser().absolute())
 
 
 def read_config(path: Path) -> dict[str, Any]:

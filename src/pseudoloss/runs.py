@@ -108,6 +108,7 @@ class Recorded:
     settings: Settings
     fingerprint: str
     options: Options
+    skipped: int = 0  # files that could not be read
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class RunFolder:
                 settings=Settings(**config["settings"]),
                 fingerprint=config["data"]["fingerprint"],
                 options=Options(**config.get("reading", {})),
+                skipped=int(config["data"].get("skipped", 0)),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.config}: not the config.json of a run ({error})") from None

@@ -4,9 +4,11 @@ A cell is a preset, what it changes, and a source; `DIR` stands where the data l
 importing this file costs nothing. Tables and figures are those of the paper (docs/experiments.md).
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from pseudoloss.config import (
@@ -49,6 +51,11 @@ class Cell:
         """What `--data` must say the place of."""
         kind, colon, _ = self.source.partition(":")
         return (*((kind,) if colon else ()), *((self.pool,) if self.pool else ()))
+
+    @property
+    def records_metrics(self) -> bool:
+        """Whether its runs record what the figures need."""
+        return bool(self.changes.get("compare_metrics"))
 
 
 @dataclass(frozen=True)
@@ -396,19 +403,36 @@ def unlike(cell: Cell, settings: Settings) -> list[str]:
     ]
 
 
-def home(experiment: Experiment, cell: Cell) -> tuple[str, str]:
-    """Where a cell lives: experiment and name. What several tables share is trained once, in the
-    first of them."""
-    for other in EXPERIMENTS.values():
-        for candidate in other.cells:
-            if _trains_the_same(candidate, cell):
-                return other.name, candidate.name
-    return experiment.name, cell.name
+def other_pool(cell: Cell, pool: str | None) -> str:
+    """How a pool differs from the cell's. A path says no more than names, so it is the cell's if a
+    folder or file in it begins with the name of that."""
+    if cell.pool is None or pool is None:
+        return ""
+    names = [re.sub("[^a-z0-9]", "", part.lower()) for part in Path(pool).parts]
+    if any(name.startswith(cell.pool) for name in names):
+        return ""
+    return f"--pool {Path(pool).name} (not {cell.pool})"
 
 
-def _trains_the_same(a: Cell, b: Cell) -> bool:
-    return (
-        (a.source, a.preset, a.pool) == (b.source, b.preset, b.pool)
-        and a.changes.get("compare_metrics") == b.changes.get("compare_metrics")
-        and what_counts(a.preset, a.changes) == what_counts(b.preset, b.changes)
+def home(cell: Cell) -> tuple[Experiment, Cell]:
+    """Where a cell is trained. What several experiments share is trained once: in the first of
+    them, or in the one whose figures need more to be recorded."""
+    serving = [
+        (experiment, candidate)
+        for experiment in EXPERIMENTS.values()
+        for candidate in experiment.cells
+        if _serves(candidate, cell)
+    ]
+    return max(serving, key=lambda found: found[1].records_metrics)
+
+
+def _serves(candidate: Cell, cell: Cell) -> bool:
+    """Whether the runs of one cell are also those of another. A quick trial serves itself."""
+    more = candidate.records_metrics and not candidate.extra
+    return (more or candidate.records_metrics == cell.records_metrics) and (
+        _what_trains(candidate) == _what_trains(cell)
     )
+
+
+def _what_trains(cell: Cell) -> tuple[Any, ...]:
+    return cell.source, cell.preset, cell.pool, what_counts(cell.preset, cell.changes)

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -22,6 +22,7 @@ from pseudoloss.config import (
     Settings,
     as_flag,
     as_json,
+    as_text,
     did_you_mean,
     request,
     setting_types,
@@ -29,12 +30,13 @@ from pseudoloss.config import (
 from pseudoloss.data import corruption, sources
 from pseudoloss.data import pool as pools
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home
+from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home, other_pool
 from pseudoloss.networks import check_known
 from pseudoloss.runs import Recorded, RunFolder
 from pseudoloss.training import train
 
 LEAST_MINUTES = 0.5  # with less than that left no other cell is begun
+POOL = "POOL"  # stands for a pool whose place was not named
 
 Say = Callable[[str], None]
 
@@ -97,9 +99,23 @@ class Job:
             for name, value in as_json(self.settings()).items()
             if name not in (*MAY_CHANGE_ON_RESUME, "seed", "pool") and value != before[name]
         ]
+        if self.folder.finished and self._other_pool(recorded.settings.pool):
+            found.insert(0, (as_flag("pool", recorded.settings.pool), f"--pool {self._pool}"))
         if kind_of(recorded.source) != kind_of(self.source):
             found.insert(0, (recorded.source, self.source))
         return found
+
+    @property
+    def _pool(self) -> str | None:
+        named = self.changes.get("pool") not in (None, POOL)
+        return self.settings().pool if named else None
+
+    def _other_pool(self, before: str | None) -> bool:
+        """Whether a finished run drew from another pool, by its name: on another machine the same
+        pool may lie elsewhere. (Runs that are under way compare the images themselves.)"""
+        if before is None or self._pool is None or Path(before).name == Path(self._pool).name:
+            return False
+        return bool(other_pool(self.cell, before) or other_pool(self.cell, self._pool))
 
     def check(self) -> None:
         """Refuse a run that began with other settings: before any write."""
@@ -146,16 +162,36 @@ def kind_of(source: str) -> tuple[str, float | None]:
         return kind, None
 
 
-def finished_run(folder: RunFolder) -> tuple[Recorded, float, float]:
-    """How a finished run began; its accuracy after the last epoch and in the best one."""
+@dataclass(frozen=True)
+class Finished:
+    """How a finished run began and ended: its accuracy after the last epoch and in the best one,
+    and what one should know before one counts it."""
+
+    recorded: Recorded
+    last: float
+    best: float
+    remarks: tuple[str, ...]
+
+
+def finished_run(folder: RunFolder) -> Finished:
     recorded = folder.recorded()
     if recorded is None:
         raise InputError(f"{folder.config}: is missing")
     try:
-        accuracy = json.loads(folder.summary.read_text(encoding="utf-8"))["accuracy"]
-        return recorded, float(accuracy["last"]), float(accuracy["best"])
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        accuracy = summary["accuracy"]
+        last, best = float(accuracy["last"]), float(accuracy["best"])
+        remarks = remarks_on(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder.summary}: not the summary.json of a run ({error})") from None
+    if recorded.skipped:
+        remarks += (f"{recorded.skipped:,} files of its data could not be read and were left out",)
+    return Finished(recorded, last, best, remarks)
+
+
+def remarks_on(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """The first sentence of every notice that a run gave."""
+    return tuple(notice["text"].partition(". ")[0] for notice in summary.get("notices", ()))
 
 
 def _look(look_for: Callable[[str], None], place: str, flag: str, start: str) -> None:
@@ -176,28 +212,29 @@ def plan(
     changes: Mapping[str, Any] | None = None,
 ) -> list[Job]:
     """The jobs that are asked for: all cells of a seed, then those of the next. A place that was
-    not named stays DIR, or POOL."""
+    not named stays DIR, or POOL. A cell that others share is trained as its home wants it."""
     for seed in seeds:
         Settings(seed=seed)  # refuses what is no seed
     jobs = {}
     for seed in dict.fromkeys(seeds):
         for cell in experiment.choose(only):
-            path = folder_of(out, experiment, cell, seed)
+            path = folder_of(out, cell, seed)
             kind = cell.source.partition(":")[0]
-            pool = {"pool": places.get(cell.pool, "POOL")} if cell.pool else {}
+            pool = {"pool": places.get(cell.pool, POOL)} if cell.pool else {}
             jobs[path] = Job(
                 f"{cell.name} seed {seed}",
                 RunFolder(path),
                 cell,
                 seed,
                 cell.source.replace("DIR", places.get(kind, "DIR"), 1),
-                {**cell.changes, **pool, **(changes or {})},
+                {**home(cell)[1].changes, **pool, **(changes or {})},
             )
     return list(jobs.values())
 
 
-def folder_of(out: Path, experiment: Experiment, cell: Cell, seed: int) -> Path:
-    return out.joinpath(*home(experiment, cell), f"seed{seed}")
+def folder_of(out: Path, cell: Cell, seed: int) -> Path:
+    experiment, trained = home(cell)
+    return out / experiment.name / trained.name / f"seed{seed}"
 
 
 def run(
@@ -235,6 +272,12 @@ def run(
         job = queue.pop(0)
         title, state = titles[job], job.state
         left = None if end is None else (end - time.monotonic()) / 60
+        try:
+            job.check()  # once more: another process may have begun it since
+        except InputError as error:
+            failed.setdefault(str(error), []).append(job.name)
+            say(f"{title}: has other settings")
+            continue
         if state == "done":
             say(f"{title}: done already")
             continue
@@ -250,7 +293,7 @@ def run(
             trained = True
             say(f"{title}: {'goes on' if state == 'begun' else 'begins'} in {job.folder.path}")
             try:
-                finished, accuracy = _train(job, left, quiet)
+                finished = _train(job, left, quiet)
             except (InputError, TrainingError) as error:
                 # Another process may have been a moment faster.
                 taken = isinstance(error, BusyError) or (
@@ -264,7 +307,10 @@ def run(
                 if not finished:
                     say(f"{title}: time is up; the same command goes on")
                     break
-                say(f"{title}: done, {accuracy}")
+                found = finished_run(job.folder)
+                say(f"{title}: done, accuracy {found.last:.2f} (best {found.best:.2f})")
+                for remark in found.remarks:
+                    say(f"{title}: notice: {remark}")
                 continue
         if job not in again:  # at the end its process may have gone, or have only been looking
             say(f"{title}: another process works on it")
@@ -275,8 +321,8 @@ def run(
     return {job: job.state for job in jobs}
 
 
-def _train(job: Job, minutes: float | None, quiet: bool) -> tuple[bool, str]:
-    """Train a job; whether it is finished, and its accuracy."""
+def _train(job: Job, minutes: float | None, quiet: bool) -> bool:
+    """Train a job; whether it is finished."""
     run = train(
         job.source,
         job.folder.path,
@@ -287,14 +333,12 @@ def _train(job: Job, minutes: float | None, quiet: bool) -> tuple[bool, str]:
         seed=job.seed,
         **job.changes,
     )
-    accuracy = run.summary["accuracy"]
-    text = f"accuracy {accuracy['last']:.2f} (best {accuracy['best']:.2f})"
     finished = run.finished
     del run
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return finished, text
+    return finished
 
 
 # ------------------------------------------------------------------------- what the flags say
@@ -308,14 +352,15 @@ def read_places(words: Sequence[str]) -> dict[str, str]:
         for cell in experiment.cells
         for kind in cell.data
     }
-    places = {}
+    places: dict[str, str] = {}
     for word in words:
         kind, equals, place = word.partition("=")
         if not equals or not place:
             raise InputError(f"--data {word}: must be KIND=DIR, such as cifar100=data")
         if kind not in kinds:
             raise InputError(f"--data {word}: no such kind of data{did_you_mean(kind, kinds)}")
-        places[kind] = place
+        if places.setdefault(kind, place) != place:
+            raise InputError(f"--data {word}: {kind} lies in {places[kind]} already")
     return places
 
 
@@ -332,12 +377,16 @@ def read_changes(words: Sequence[str]) -> dict[str, Any]:
         if name not in setting_types():
             hint = did_you_mean(name, setting_types())
             raise InputError(f"--set {word}: no such setting{hint}")
-        changes[name] = as_value(text)
+        value = as_value(name, text)
+        if changes.setdefault(name, value) != value:
+            raise InputError(f"--set {word}: {name} is {as_text(changes[name])} already")
     return changes
 
 
-def as_value(text: str) -> Any:
-    """A value as TOML has it, or the text itself."""
+def as_value(name: str, text: str) -> Any:
+    """A value of a setting as TOML has it, or the text itself; none where there may be none."""
+    if text.lower() == "none" and type(None) in get_args(setting_types().get(name)):
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -115,7 +115,7 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
     """
     found, notes = [], []
     for cell in SELECTION.choose(only) if only else SELECTION.cells:
-        place = folder_of(out, SELECTION, cell, 0).parent
+        place = folder_of(out, cell, 0).parent
         names = [path.name.removeprefix("seed") for path in place.glob("seed*")]
         alike: dict[str, dict[int, Lines]] = {}
         for seed in sorted(int(name) for name in names if name.isdecimal()):

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import Cell, Experiment, unlike, what_counts
-from pseudoloss.experiments.cells import as_value, finished_run, folder_of, kind_of
+from pseudoloss.experiments.catalogue import Cell, Experiment, other_pool, unlike, what_counts
+from pseudoloss.experiments.cells import as_value, finished_run, folder_of, kind_of, remarks_on
 from pseudoloss.runs import RunFolder
 
 NOTHING = "–"
@@ -32,6 +31,7 @@ class Result:
     last: float
     best: float
     where: str
+    remarks: tuple[str, ...] = ()  # what one should know of the run
     differs: str = ""  # what is not the cell's: settings, the pool
 
 
@@ -83,7 +83,6 @@ class Line:
 
 
 def collect(
-    experiment: Experiment,
     cells: Sequence[Cell],
     out: Path | None,
     results: Path | None,
@@ -95,12 +94,12 @@ def collect(
     alphabet. Runs that differ from their cell count only where no others are, and only with those
     that differ in the same way.
     """
-    files = [] if results is None else list(committed(results))
     lines: list[Line] = []
     notes: list[str] = []
+    files = [] if results is None else list(committed(results, notes))
     for cell in cells:
         found: dict[int, Result] = {}
-        candidates = [] if out is None else list(from_folders(out, experiment, cell, notes))
+        candidates = [] if out is None else list(from_folders(out, cell, notes))
         for file in files:
             if file.belongs_to(cell):
                 differs = other_pool(cell, file.pool)
@@ -126,6 +125,9 @@ def collect(
             numbers = " ".join(str(result.seed) for result in line.results)
             plural = "s" if len(line.results) > 1 else ""
             notes.append(f"{cell.name}: seed{plural} {numbers} of {where}")
+        for result in line.results:
+            for remark in result.remarks:
+                notes.append(f"{cell.name}: notice of seed {result.seed}: {remark}")
         if line.differs:
             notes.append(f"* {cell.name} was not trained as its preset says: {line.differs}")
         lines.append(line)
@@ -138,22 +140,9 @@ def which_count(results: Sequence[Result]) -> str:
     return "" if "" in ways else max(ways, key=ways.count, default="")
 
 
-def other_pool(cell: Cell, pool: str | None) -> str:
-    """How a pool differs from the cell's. A path says no more than names, so it is the cell's if a
-    folder or file in it begins with the name of that."""
-    if cell.pool is None or pool is None:
-        return ""
-    names = [re.sub("[^a-z0-9]", "", part.lower()) for part in Path(pool).parts]
-    if any(name.startswith(cell.pool) for name in names):
-        return ""
-    return f"--pool {Path(pool).name} (not {cell.pool})"
-
-
-def from_folders(
-    out: Path, experiment: Experiment, cell: Cell, notes: list[str]
-) -> Iterable[Result]:
+def from_folders(out: Path, cell: Cell, notes: list[str]) -> Iterable[Result]:
     """The finished runs of a cell."""
-    place = folder_of(out, experiment, cell, 0).parent
+    place = folder_of(out, cell, 0).parent
     seeds = sorted(
         int(path.name.removeprefix("seed"))
         for path in place.glob("seed*")
@@ -165,10 +154,11 @@ def from_folders(
             notes.append(f"{cell.name}: seed {seed} is not finished")
             continue
         try:
-            recorded, last, best = finished_run(folder)
+            run = finished_run(folder)
         except InputError as error:
             notes.append(f"{cell.name}: seed {seed} is left out, its folder is damaged ({error})")
             continue
+        recorded = run.recorded
         if kind_of(recorded.source) != kind_of(cell.source):
             notes.append(
                 f"{cell.name}: seed {seed} of {place} is left out, it was trained on "
@@ -176,36 +166,50 @@ def from_folders(
             )
             continue
         differs = [*unlike(cell, recorded.settings), other_pool(cell, recorded.settings.pool)]
-        yield Result(seed, last, best, str(place), ", ".join(filter(None, differs)))
+        words = ", ".join(filter(None, differs))
+        yield Result(seed, run.last, run.best, str(place), run.remarks, words)
 
 
-def committed(folder: Path) -> Iterable[Committed]:
-    """The files in `folder` that benchmarks/run.py wrote; others are passed over."""
+def committed(folder: Path, notes: list[str]) -> Iterable[Committed]:
+    """The files in `folder` that benchmarks/run.py wrote; those of others are passed over, and
+    damaged ones are named."""
     if not folder.is_dir():
         raise InputError(f"--results {folder}: no such folder")
     for path in sorted(folder.glob("*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            words = shlex.split(content["command"])
-            ours = words.index("--") if "--" in words else len(words)
-            preset = words[words.index("--preset", 0, ours) + 1]
-            results = tuple(
-                Result(
-                    int(run["seed"]),
-                    float(run["accuracy"]["last"]),
-                    float(run["accuracy"]["best"]),
-                    path.name,
-                )
-                for run in content["runs"]
-            )
-            program = next(n for n, word in enumerate(words) if word.endswith("run.py"))
-            source, behind = words[program + 1], flags(words[ours + 1 :])
-            # Where a file says what was trained: its preset may have meant something else then.
-            settings = what_counts(preset, content.get("settings", behind))
-            pool = None if behind.get("pool") is None else str(behind["pool"])
-        except (OSError, ValueError, KeyError, TypeError, IndexError, StopIteration):
+            file = result_file(path)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            notes.append(f"{path.name} is left out: it is damaged ({error!r})")
             continue
-        yield Committed(path.name, source, preset, settings, pool, results)
+        if file is not None:
+            yield file
+
+
+def result_file(path: Path) -> Committed | None:
+    """What benchmarks/run.py wrote, or None where the file is another program's."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    command = content.get("command") if isinstance(content, dict) else None
+    if not isinstance(command, str) or "run.py " not in command:
+        return None
+    words = shlex.split(command)
+    ours = words.index("--") if "--" in words else len(words)
+    preset = words[words.index("--preset", 0, ours) + 1]
+    source = words[next(n for n, word in enumerate(words) if word.endswith("run.py")) + 1]
+    behind = flags(words[ours + 1 :])
+    results = tuple(
+        Result(
+            int(run["seed"]),
+            float(run["accuracy"]["last"]),
+            float(run["accuracy"]["best"]),
+            path.name,
+            remarks_on(run),
+        )
+        for run in content["runs"]
+    )
+    # Where a file says what was trained: its preset may have meant something else then.
+    settings = what_counts(preset, content.get("settings", behind))
+    pool = None if behind.get("pool") is None else str(behind["pool"])
+    return Committed(path.name, source, preset, settings, pool, results)
 
 
 def flags(words: Sequence[str]) -> dict[str, Any]:
@@ -218,7 +222,7 @@ def flags(words: Sequence[str]) -> dict[str, Any]:
             equals, text = "=", rest.pop(0)
         name = name.removeprefix("--").replace("-", "_")
         if equals:
-            values[name] = as_value(text)
+            values[name] = as_value(name, text)
         else:
             values[name.removeprefix("no_")] = not name.startswith("no_")
     return values
