@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from conftest import make_images
-from pseudoloss.cli import COMMANDS, EXPERIMENTS_COMMANDS, main
+from pseudoloss.cli import COMMANDS, EXPERIMENTS_COMMANDS, main, train_parser
+from pseudoloss.config import NO_SETTINGS, setting_types
 
 SNAPSHOT = Path(__file__).parent / "options.txt"
 QUICK = ["--network", "small-cnn", "--batch-size", "16", "--epochs", "2", "--pad", "0"]
@@ -353,3 +354,8 @@ def test_nothing_is_not_the_current_folder(words, message, tmp_path, capsys, mon
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_setting_is_known_by_name():
+    words = {action.dest for action in train_parser(None)._actions} - {"help", "source"}
+    assert words - set(setting_types()) == set(NO_SETTINGS)

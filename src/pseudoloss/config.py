@@ -297,6 +297,13 @@ FITTED = ("batch_size", "lr", "balance_prior", "epochs", "warmup")
 MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "pool")
 
 
+# What `pseudoloss train` takes beside settings: how to read the source, and how to run.
+NO_SETTINGS = (
+    *("test", "hold_out", "strict", "fit", "path_column", "label_column", "split_column"),
+    *("out", "preset", "config", "resume", "minutes", "time", "checkpoint_every", "quiet"),
+)
+
+
 def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:
     """A request from the name of a preset, a file of settings, and single settings on top."""
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
@@ -306,7 +313,9 @@ def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]
     where = dict.fromkeys(from_file, f"--config {config}: ") | dict.fromkeys(explicit, "")
     for name in where:
         if name not in _HINTS:
-            raise InputError(f"{where[name]}{name}: no such setting{did_you_mean(name, _HINTS)}")
+            on_line = f"; it is given to the command, as {flag(name)}"
+            hint = on_line if name in NO_SETTINGS else did_you_mean(name, _HINTS)
+            raise InputError(f"{where[name]}{name}: no such setting{hint}")
     values = from_file | dict(explicit)
     return Request(preset, {name: _from_anywhere(name, value) for name, value in values.items()})
 
