@@ -1,8 +1,10 @@
 """CNWL: mini-ImageNet with controlled noise from the web (red noise), at 32 pixels."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pseudoloss.config import PRESETS
@@ -17,6 +19,7 @@ MEAN, STD = (0.4728, 0.4487, 0.4031), (0.2744, 0.2663, 0.2806)
 ANNOTATIONS = "mini-imagenet-annotations.json"
 LAYOUT = f"training/red_noise_nl_RATIO/CLASS/*.jpg, validation/CLASS/*.jpg and {ANNOTATIONS}"
 CLASSES = 100  # of mini-ImageNet, in every part
+FAR = 0.05  # from the share of web images that the name says: some of them are missing
 OWNERS = "its owners publish it at https://google.github.io/controlled-noisy-web-labels"
 
 
@@ -52,12 +55,8 @@ def cnwl(place: str) -> Parts:
         if lone:
             raise InputError(f"{spec}: {other / lone[0]}/ is missing; {OWNERS}")
     for path, part in ((chosen, train), (validation, test)):
-        found = len(set(part.labels))
-        if found != CLASSES:
-            raise InputError(
-                f"{spec}: {path}/ holds {found} folders of classes, not the {CLASSES} of "
-                f"mini-ImageNet; {OWNERS}"
-            )
+        _check_classes(part, path, spec)
+    _check_share(train, share, chosen, spec)
     train = replace(train, truths=_truths(train, notes, spec))
     preset = f"cnwl-{100 * share:.0f}"
     recipe = Recipe(READER, MEAN, STD, preset if preset in PRESETS else "cnwl-40")
@@ -90,6 +89,38 @@ def _by_class(folder: Path, root: Path, spec: str) -> Listed:
     return Listed(tuple(paths), tuple(name_of(path, root) for path in paths), tuple(labels))
 
 
+def _check_classes(part: Listed, folder: Path, spec: str) -> None:
+    """All classes are there, and none is far smaller than the others."""
+    counts = Counter(part.labels)
+    if len(counts) != CLASSES:
+        raise InputError(
+            f"{spec}: {folder}/ holds {len(counts)} folders of classes, not the {CLASSES} of "
+            f"mini-ImageNet; {OWNERS}"
+        )
+    usual = median(counts.values())
+    name, fewest = min(counts.items(), key=lambda item: item[1])
+    if fewest < usual / 2:
+        raise InputError(
+            f"{spec}: {folder / name}/ holds {fewest} images, and the others about {usual:g}: some "
+            f"are missing; {OWNERS}"
+        )
+
+
+def _check_share(train: Listed, share: float, folder: Path, spec: str) -> None:
+    """As many images are from the web as the name of the folder says."""
+    web = sum(map(_from_web, train.names)) / len(train.names)
+    if abs(web - share) >= FAR:
+        raise InputError(
+            f"{spec}: {web:.0%} of the images in {folder}/ are from the web (their names do not "
+            f"begin with n), not {share:.0%}: some are missing; {OWNERS}"
+        )
+
+
+def _from_web(name: str) -> bool:
+    """Names of ImageNet's own images begin with n."""
+    return not Path(name).name.startswith("n")
+
+
 def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
     """Of every image from the web: a class, and whether it shows it."""
     notes: dict[str, list[tuple[str, bool]]] = {}
@@ -111,8 +142,7 @@ def _truths(
 ) -> tuple[str | None, ...]:
     found: list[str | None] = []
     for name, label in zip(train.names, train.labels, strict=True):
-        file = Path(name)
-        entries = [(label, True)] if file.name.startswith("n") else notes.get(file.stem)
+        entries = notes.get(Path(name).stem) if _from_web(name) else [(label, True)]
         if entries is None:
             raise InputError(f"{spec}: {name} has no entry in {ANNOTATIONS}")
         is_clean = dict(entries).get(label, entries[0][1])
