@@ -96,9 +96,11 @@ def test_bad_pools(folder, tmp_path):
         assert "\n" not in str(error.value)
 
     refused(folder, "has 12 images, and 13 are needed", 13)
-    refused(tmp_path / "nowhere", "no such file or folder")
+    places, imagenet = "http://places2.csail.mit.edu", "https://image-net.org/download-images"
+    told = rf"a pool is a folder of images .*{places}\), a .npy file, .*ImageNet32 \({imagenet}\)$"
+    refused(tmp_path / "nowhere", f"no such file or folder; {told}")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "neither images nor batch files of ImageNet32")
+    refused(tmp_path / "empty", f"neither images nor batch files of ImageNet32; {told}")
     (tmp_path / "text.npy").write_text("no array")
     refused(tmp_path / "text.npy", "not a .npy file of one plain array$")  # no advice of NumPy's
     np.save(tmp_path / "flat.npy", np.zeros((1500, 8), np.uint8))

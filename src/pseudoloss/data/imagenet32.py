@@ -13,7 +13,8 @@ from pseudoloss.errors import InputError
 BATCHES = 10
 TRAINING = tuple(f"train_data_batch_{i}" for i in range(1, BATCHES + 1))
 SIZE = 32
-OWNERS = "its owners publish it at https://image-net.org/download-images"
+HOME = "https://image-net.org/download-images"
+OWNERS = f"its owners publish it at {HOME}"
 
 
 def imagenet32(folder: str) -> Data:

@@ -14,11 +14,17 @@ from torch import Tensor
 
 from pseudoloss.data.folder import images_below
 from pseudoloss.data.image_files import Entry, Item, Reader
-from pseudoloss.data.imagenet32 import SIZE, batch_files, read_batch
+from pseudoloss.data.imagenet32 import HOME, SIZE, batch_files, read_batch
 from pseudoloss.data.images import to_pixels
 from pseudoloss.data.items import as_content
 from pseudoloss.data.listing import for_each, no_progress
 from pseudoloss.errors import InputError
+
+POOL = (
+    "a pool is a folder of images (such as Places365, which its owners publish at "
+    "http://places2.csail.mit.edu), a .npy file, or a folder with the batch files of ImageNet32 "
+    f"({HOME})"
+)
 
 Choose = Callable[[np.ndarray], Sequence[Entry]]  # from places in the pool to images
 
@@ -63,7 +69,7 @@ def _path(pool: str) -> Path:
 def _open(path: Path, where: str) -> tuple[int, Choose]:
     """How many images there are, and how some of them are had."""
     if not path.exists():
-        raise InputError(f"{where}: no such file or folder")
+        raise InputError(f"{where}: no such file or folder; {POOL}")
     if path.is_file():
         return _array(path, where)
     batches, files = _inside(path, where)
@@ -77,7 +83,7 @@ def _inside(folder: Path, where: str) -> tuple[list[Path], list[Path]]:
     batches = batch_files(folder, where)
     files = [] if batches else images_below(folder)
     if not batches and not files:
-        raise InputError(f"{where}: holds neither images nor batch files of ImageNet32")
+        raise InputError(f"{where}: holds neither images nor batch files of ImageNet32; {POOL}")
     return batches, files
 
 
