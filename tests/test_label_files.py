@@ -122,6 +122,14 @@ def test_names_go_before_numbers(table):
     assert noisy.given_N.tolist() == (3 - CLEAN).tolist()
 
 
+def test_spaces_around_a_cell_do_not_count_unless_a_name_has_them(table):
+    for labels in ([f" {label} " for label in CLEAN], [f" {'abcd'[label]}" for label in CLEAN]):
+        clean = image_set([f"{i}.png" for i in range(39)] + [" x.png"], names=("a", " b", "c", "d"))
+        for header, keys in (("index, label", range(40)), ("path ,label", clean.paths)):
+            noisy = corrupt(clean, table(rows(header, [f"{key}" for key in keys], labels)), 1)
+            assert noisy.given_N.tolist() == CLEAN.tolist()
+
+
 def test_a_table_does_not_make_a_truth(table):
     unknown = replace(image_set(), true_N=None)
     noisy = corrupt(unknown, table(rows("index,label", range(40), (CLEAN + 1) % 4)), 1)
@@ -141,10 +149,14 @@ def test_a_table_does_not_make_a_truth(table):
         (rows("index,label", [*range(40), 7], [*CLEAN, 1]), "image 7 has 2 rows"),
         (
             rows("index,label", [*range(39), 99], CLEAN),
-            "line 41: no image to train on",
+            "row 40: no image to train on",
         ),
-        (rows("index,label", range(40), [*CLEAN[:39], "dgo"]), "is no class"),
-        (rows("index,label", range(40), [*CLEAN[:39], 9]), "is no class"),
+        (rows("index,label", range(40), [*CLEAN[:39], "dgo"]), "row 40: dgo is no class"),
+        (rows("index,label", range(40), [*CLEAN[:39], 9]), "row 40: 9 is no class"),
+        (rows("index,label", range(40), [*CLEAN[:39], " "]), "row 40: label is empty"),
+        ("index,label\n0,1,9\n1,1,9", "row 1 has 3 fields, but there are 2 columns"),
+        (rows("index,label", range(40), [*CLEAN[:39], "1,9"]), "row 40 has 3 fields"),
+        ("index,label, label\n0,1,2", "has two columns label; rename one of them"),
         (rows("path,label", range(40), CLEAN), "have no paths; use the column index"),
     ],
 )

@@ -1,15 +1,16 @@
 """Other labels for a set, from a file: those that people gave (CIFAR-N), or a table."""
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.images import ImageSet, check_trainable
 from pseudoloss.data.pickles import read_arrays
+from pseudoloss.data.table import read_rows, texts
 from pseudoloss.errors import InputError
 
 HUMAN_DEFAULTS = ("noisy_label", "worse_label")  # of CIFAR-100N, of CIFAR-10N
@@ -49,12 +50,12 @@ def table(images: ImageSet, file: str, where: str) -> ImageSet:
 
     The truth stays as the source knows it: a table says nothing about it.
     """
-    rows = _read(Path(file).expanduser(), where)
+    rows = read_rows(Path(file).expanduser(), where, ("index", "path", "label"))
     key = next((name for name in ("index", "path") if name in rows), None)
     if key is None or "label" not in rows:
         raise InputError(f"{where}: needs the columns index,label or path,label")
-    places = _places(rows[key].tolist(), key, images, where)
-    labels = _labels(rows["label"].tolist(), images.classes, where)
+    places = _places(texts(rows[key], key, where), key, images, where)
+    labels = _labels(texts(rows["label"], "label", where), images.classes, where)
     given = np.full(len(images), -1)
     given[places] = labels
     missing = np.flatnonzero(given < 0)
@@ -84,17 +85,6 @@ def _whole(values: Any, images: ImageSet, where: str) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _read(path: Path, where: str) -> pd.DataFrame:
-    try:
-        rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-        return rows.rename(columns=str.strip)
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file") from None
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"{where}: cannot be read ({' '.join(reason.split())})") from None
-
-
 def _places(keys: list[str], key: str, images: ImageSet, where: str) -> np.ndarray:
     """The image of each row."""
     if key == "index":
@@ -103,10 +93,11 @@ def _places(keys: list[str], key: str, images: ImageSet, where: str) -> np.ndarr
         raise InputError(f"{where}: images of this source have no paths; use the column index")
     else:
         known = {path: i for i, path in enumerate(images.paths)}
-    for row, value in enumerate(keys, 2):  # the first line is the header
+    keys = [_bare(value, known) for value in keys]
+    for row, value in enumerate(keys, 1):
         if value not in known:
             raise InputError(
-                f"{where}: line {row}: no image to train on has the {key} {value} (images that are "
+                f"{where}: row {row}: no image to train on has the {key} {value} (images that are "
                 "held out, if any, need no row; --hold-out 0 holds none out)"
             )
     return np.array([known[value] for value in keys], dtype=np.int64)
@@ -116,11 +107,16 @@ def _labels(labels: list[str], classes: tuple[str, ...], where: str) -> np.ndarr
     """The class of each row: by its name or, where the names are others, by its number."""
     by_name = {name: i for i, name in enumerate(classes)}
     by_number = {str(i): i for i in range(len(classes))}
-    names, numbers = (set(labels) <= known.keys() for known in (by_name, by_number))
-    known = by_number if numbers and not names else by_name
-    for row, label in enumerate(labels, 2):
+    labels = [_bare(label, by_name) for label in labels]
+    known = max(by_name, by_number, key=lambda known: sum(label in known for label in labels))
+    for row, label in enumerate(labels, 1):
         if label not in known:
             hint = did_you_mean(label, known)
             hint = hint if len(hint) < 200 else ""
-            raise InputError(f"{where}: line {row}: {label} is no class{hint}")
+            raise InputError(f"{where}: row {row}: {label} is no class{hint}")
     return np.array([known[label] for label in labels], dtype=np.int64)
+
+
+def _bare(text: str, known: Container[str]) -> str:
+    """A cell without the spaces around it, unless a name has them."""
+    return text if text in known else text.strip()

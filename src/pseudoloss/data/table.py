@@ -22,7 +22,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
     """The parts of a table. Paths in it begin beside the table, or at the root of the disk."""
     columns = (options.path_column, options.label_column, options.split_column)
-    rows = _read(path, where, columns)
+    rows = read_rows(path, where, columns)
     for name in (options.path_column, options.label_column):
         if name not in rows:
             flag = "--path-column" if name == options.path_column else "--label-column"
@@ -30,13 +30,13 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
             raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
     places = _files(rows, options.path_column, path.parent, where)
     labels = [
-        label.strip() for label in _texts(rows[options.label_column], options.label_column, where)
+        label.strip() for label in texts(rows[options.label_column], options.label_column, where)
     ]
     splits = ["train"] * len(rows)
     if options.split_column in rows:
         splits = [
             PARTS.get(split.strip().lower(), split)
-            for split in _texts(rows[options.split_column], options.split_column, where)
+            for split in texts(rows[options.split_column], options.split_column, where)
         ]
     elif options.split_column != Options.split_column:
         hint = did_you_mean(options.split_column, map(str, rows.columns))
@@ -67,7 +67,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
 
 def table_files(path: Path, column: str, where: str) -> list[Path]:
     """The files in one column of a table."""
-    rows = _read(path, where, [column])
+    rows = read_rows(path, where, [column])
     if column not in rows:
         raise InputError(
             f"{where}: has no column {column}{did_you_mean(column, map(str, rows.columns))}"
@@ -78,14 +78,14 @@ def table_files(path: Path, column: str, where: str) -> list[Path]:
 def _files(rows: pd.DataFrame, column: str, root: Path, where: str) -> list[Path]:
     """A column as files. ~ is the home; spaces around a name belong to it if such a file exists."""
     found = []
-    for text in _texts(rows[column], column, where):
+    for text in texts(rows[column], column, where):
         exact = root / at_home(text)
         is_clean = text == text.strip() or os.path.exists(exact)  # noqa: PTH110, of any name
         found.append(exact if is_clean else root / at_home(text.strip()))
     return found
 
 
-def _read(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
+def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
     """All rows. Of the columns that are `used` there may be one each."""
     try:
         if path.suffix.lower() == ".parquet":
@@ -131,7 +131,7 @@ def _starts(path: Path) -> bytes:
         return b""
 
 
-def _texts(column: Any, name: str, where: str) -> list[str]:
+def texts(column: Any, name: str, where: str) -> list[str]:
     """A column as texts: whole numbers without a point, and nothing empty."""
     found = []
     for row, value in enumerate(column.tolist(), 1):
