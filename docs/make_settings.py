@@ -5,7 +5,7 @@ from argparse import SUPPRESS, Action
 from pathlib import Path
 
 from pseudoloss.cli import train_parser
-from pseudoloss.config import PRESETS, Settings, as_flag, as_text, describe_settings, flag
+from pseudoloss.config import NEEDS, PRESETS, Settings, as_flag, as_text, describe_settings, flag
 from pseudoloss.data import Options
 
 HEAD = """# Settings
@@ -13,7 +13,7 @@ HEAD = """# Settings
 Every setting is a flag of `pseudoloss train`, a keyword of `pl.train` and a parameter of `pl.PLS`
 (there with underscores). Values come from the preset (`--preset NAME`, or what fits the source),
 then from a file (`--config FILE.toml`, with lines such as `epochs = 100`), then from flags. An
-unknown name is an error. `pseudoloss train --preset NAME --help` shows the values of a preset.
+unknown name is an error. `pseudoloss presets NAME` shows every setting of a preset.
 
 For images of your own some values are made to fit the data where you name none: the
 batch size (at least eight steps an epoch; the learning rate goes with it), the prior of the class
@@ -120,10 +120,11 @@ def page() -> str:
     for head, is_reading in ((READING, True), (COMMAND, False)):
         chosen = [action for action in others if hasattr(Options, action.dest) == is_reading]
         lines += [head, TABLE, *map(_row, chosen), ""]
-    lines.append("## Presets\n\n| preset | changes |\n|---|---|")
+    lines.append("## Presets\n\n| preset | changes | needs |\n|---|---|---|")
     for name, changes in PRESETS.items():
         text = " ".join(f"`{as_flag(key, value)}`" for key, value in changes.items())
-        lines.append(f"| `{name}` | {text or 'nothing'} |")
+        needed = f"`{NEEDS[name]}`" if name in NEEDS else "–"
+        lines.append(f"| `{name}` | {text or 'nothing'} | {needed} |")
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import make_images
 from pseudoloss.cli import COMMANDS, EXPERIMENTS_COMMANDS, main, train_parser
-from pseudoloss.config import NO_SETTINGS, setting_types
+from pseudoloss.config import NO_SETTINGS, flag, setting_types
 
 SNAPSHOT = Path(__file__).parent / "options.txt"
 QUICK = ["--network", "small-cnn", "--batch-size", "16", "--epochs", "2", "--pad", "0"]
@@ -48,6 +48,7 @@ def test_version(capsys):
     "words",
     [
         *(["--help"], ["train", "--help"], ["demo", "--help"], ["presets"], ["train", "--oot"]),
+        *(["presets", "digits"], ["presets", "digit"]),
         *([name, "--help"] for name in ("predict", "evaluate", "export")),
         *(["predict", "run"], ["evaluate", "run", "x", "--part", "y"], ["export", "run"]),
         *(["inspect", "--help"], ["inspect"]),
@@ -148,7 +149,23 @@ def test_presets(capsys):
     assert "--threshold 0.5" in out
     assert "--no-flip" in out
     network = "--network preactresnet18-stemnorm"
-    assert f"\ncifar100-inet-40-20    {network}  --corrupt symmetric:0.2+out:0.4\n" in out
+    noise = "--corrupt symmetric:0.2+out:0.4  (needs --pool POOL)"
+    assert f"\ncifar100-inet-40-20    {network}  {noise}\n" in out
+    assert f"\ncifar100n              {network}  (needs --corrupt human:FILE)\n" in out
+    assert out.count("needs") == 10
+
+
+def test_a_preset_in_full(capsys):
+    code, out, _ = call("presets", "cifar100-inet-40-20", capsys=capsys)
+    assert code == 0
+    first, *lines, last = out.splitlines()
+    assert first == "cifar100-inet-40-20  (needs --pool POOL)"
+    assert [line.split()[-2] for line in lines] == [flag(name) for name in setting_types()]
+    marked = [line.split() for line in lines if not line.startswith("  ")]
+    noise = ["*", "--corrupt", "symmetric:0.2+out:0.4"]
+    assert marked == [["*", "--network", "preactresnet18-stemnorm"], noise]
+    assert "  --flip                     on" in lines
+    assert last.startswith("* is not the default")
 
 
 IMAGES, LABELS = make_images()
@@ -198,6 +215,11 @@ BAD = {
     "demo": (["demo", "--ot", "RUN"], "--ot"),
     "demo seed": (["demo", "--out", "RUN", "--seed", "-4"], "--seed must be"),
     "presets": (["presets", "--all"], "--all"),
+    "no such preset": (["presets", "digit"], "digit: no such preset; did you mean digits"),
+    "labels of people": (
+        ["train", "digits", "--out", "RUN", "--preset", "cifar10n", *QUICK],
+        "--preset cifar10n: add --corrupt human:FILE, the labels that people gave",
+    ),
     "experiments": (["experiments", "rum"], "experiments rum: no such command; did you mean run?"),
     "experiment": (
         ["experiments", "run", "id-nose"],

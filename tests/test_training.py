@@ -476,6 +476,8 @@ def test_a_notice_is_given_once(tiny_settings, capsys):
         ({"fit": "squash"}, "--fit must be crop or stretch, not squash"),
         ({"config": "nowhere.toml"}, "--config nowhere.toml"),
         ({"config": 5}, "--config 5: no usable path"),
+        ({"preset": "cifar100n"}, r"--preset cifar100n: add --corrupt human:FILE, .*noisylabels"),
+        ({"preset": "cifar10n", "resume": True}, "--preset cifar10n: add --corrupt human:FILE"),
         ({"preset": 5}, "--preset 5: no such preset"),
         ({"preset": ["digits"]}, "no such preset"),
         ({"minutes": "5"}, "--minutes must be above 0"),
@@ -487,6 +489,19 @@ def test_bad_input_writes_nothing(tmp_path, tiny_source, tiny_settings, changes,
         pl.train(tiny_source, out=tmp_path / "run", quiet=True, **(tiny_settings | changes))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("corrupt", "noise"), [("pair:1", 1), (None, 0)])
+def test_presets_for_labels_of_people_take_what_is_named(
+    tmp_path, tiny_source, tiny_settings, corrupt, noise
+):
+    """Other noise, or that of the source; to resume, nothing needs to be named again."""
+    words = {"out": tmp_path / "run", "preset": "cifar10n", "quiet": True}
+    settings = tiny_settings | {"epochs": 2}
+    run = pl.train(tiny_source, minutes=1e-4, corrupt=corrupt, **words, **settings)
+    assert (run.finished, run.summary["noise"]["in"]) == (False, noise)
+    run = pl.train(tiny_source, resume=True, **words, **settings)
+    assert (run.finished, run.summary["noise"]["in"]) == (True, noise)
 
 
 def test_a_source_is_needed(tmp_path):

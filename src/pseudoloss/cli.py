@@ -11,7 +11,9 @@ from typing import Any, NoReturn, get_args
 
 from pseudoloss import __version__
 from pseudoloss.config import (
+    NEEDS,
     PRESETS,
+    Settings,
     as_flag,
     as_text,
     describe_settings,
@@ -320,12 +322,33 @@ def export(words: list[str]) -> None:
 
 
 def presets(words: list[str]) -> None:
-    """List the presets and what each of them changes."""
-    Parser("presets", presets).parse(words)
+    """List the presets and what each of them changes; with NAME, every setting of a preset."""
+    parser = Parser("presets", presets)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a preset")
+    name = parser.parse(words).name
+    if name is not None:
+        _print_preset(name)
+        return
     width = max(map(len, PRESETS))
     for name, changes in PRESETS.items():
         text = "  ".join(as_flag(key, value) for key, value in changes.items())
-        print(f"{name:{width}}  {text or '(all defaults: see pseudoloss train --help)'}")
+        text = text or "(all defaults: see pseudoloss presets default)"
+        print(f"{name:{width}}  {text}{_needs(name)}")
+
+
+def _print_preset(name: str) -> None:
+    if name not in PRESETS:
+        raise InputError(f"{name}: no such preset{did_you_mean(name, PRESETS)}")
+    print(f"{name}{_needs(name)}")
+    usual = vars(Settings())
+    for key, value in vars(Settings(**PRESETS[name])).items():
+        mark = " " if value == usual[key] else "*"
+        print(f"{mark} {flag(key):26} {as_text(value)}")
+    print("* is not the default; pseudoloss train --help tells what each of them means")
+
+
+def _needs(preset: str) -> str:
+    return f"  (needs {NEEDS[preset]})" if preset in NEEDS else ""
 
 
 def experiments(words: list[str]) -> None:

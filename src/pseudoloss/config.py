@@ -217,6 +217,7 @@ _FINETUNE: dict[str, Any] = {
     "weight_decay": 1e-4,
 }
 _SCRATCH: dict[str, Any] = {"epochs": 100, "batch_size": 128, "lr": 0.05}
+HUMAN = ("cifar10n", "cifar100n")  # presets for labels that people gave
 _OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -237,8 +238,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         for pool in ("inet", "places")
         for out, inside in _OUT_AND_IN
     },
-    "cifar10n": _PAPER,
-    "cifar100n": _PAPER,
+    **dict.fromkeys(HUMAN, _PAPER),
     **{f"cnwl-{noise}": _CNWL for noise in (20, 40, 60, 80)},
     "web-aircraft": _WEB,
     "web-bird": _WEB,
@@ -247,8 +247,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 """What each preset changes: one for every row of the paper's hyper-parameter table, and more.
 
 cifar100-inet-40-20 is 40% out-of-distribution and 20% in-distribution noise, the order of the
-paper's table; --pool says where ImageNet32 (inet) or Places365 (places) is. cifar10n and cifar100n
-want --corrupt human:FILE. The noise of cnwl and web is in the source."""
+paper's table; --pool says where ImageNet32 (inet) or Places365 (places) is. The noise of cnwl and
+web is in the source."""
+
+NEEDS: dict[str, str] = dict.fromkeys(HUMAN, "--corrupt human:FILE") | {
+    name: "--pool POOL"
+    for name, changes in PRESETS.items()
+    if "+out:" in changes.get("corrupt", "")
+}
+"""What has to be named beside a preset."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from torch import Tensor
 from pseudoloss import checkpoint, evaluate, health, wording
 from pseudoloss.capture import load_compilers, using
 from pseudoloss.choices import choose_device, choose_reader
-from pseudoloss.config import Request, Settings, request
+from pseudoloss.config import HUMAN, Request, Settings, request
 from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, corrupt, find_source
 from pseudoloss.data.images import check_trainable
+from pseudoloss.data.label_files import OWNERS
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, at_home, write_json
 from pseudoloss.fitting import choose_settings, epochs_in, measure_pace, scaled_warmup
@@ -92,8 +93,10 @@ def train(
         if recorded is None:
             raise InputError("SOURCE is missing: say what to train on, such as a folder of images")
         source = recorded.source
-    if folder and recorded is None:
-        _refuse_inside(folder.path, source)
+    if recorded is None:
+        _refuse_clean(asked)
+        if folder:
+            _refuse_inside(folder.path, source)
 
     wait_for_compilers = load_compilers()
     teller: Teller = Silent() if quiet else Terminal()
@@ -140,6 +143,15 @@ def _refuse_inside(out: Path, source: Source) -> None:
                 f"--out {out}: lies in {source}, whose folders are classes; "
                 "choose a folder outside of it"
             )
+
+
+def _refuse_clean(asked: Request) -> None:
+    """CIFAR itself has none of the labels that presets of CIFAR-N are for."""
+    if asked.preset in HUMAN and "corrupt" not in asked.values:
+        raise InputError(
+            f"--preset {asked.preset}: add --corrupt human:FILE, the labels that people gave (or "
+            f"--corrupt none, to train on those of the source); {OWNERS}"
+        )
 
 
 class Prepared(NamedTuple):
