@@ -186,6 +186,22 @@ BAD = {
         ["train", "digits", "--out", "RUN", "--corrupt", "symmetric:0.1+out:0.2"],
         "--corrupt symmetric:0.1+out:0.2: needs --pool",
     ),
+    "a home of nobody: pool": (
+        ["train", "digits", "--out", "RUN", "--corrupt", "out:0.2", "--pool", "~nobody-here/p"],
+        "~nobody-here/p: no such file or folder",
+    ),
+    "a home of nobody: labels": (
+        ["train", "digits", "--out", "RUN", "--corrupt", "labels:~nobody-here/p.csv"],
+        "~nobody-here/p.csv: no such file",
+    ),
+    "a home of nobody: weights": (
+        ["train", "digits", "--out", "RUN", "--network", "resnet18", "--weights", "~nobody-here/p"],
+        "~nobody-here/p: no such file",
+    ),
+    "a home of nobody: source": (
+        ["train", "cifar100:~nobody-here/p", "--out", "RUN"],
+        "~nobody-here/p",
+    ),
     "idle pool": (["train", "digits", "--out", "RUN", "--pool", "/x"], "--pool /x: nothing asks"),
     "unknown noise": (["train", "digits", "--out", "RUN", "--corrupt", "x:1"], "--corrupt x:1"),
     "noise rate": (
@@ -217,7 +233,7 @@ BAD = {
     "presets": (["presets", "--all"], "--all"),
     "no such preset": (["presets", "digit"], "digit: no such preset; did you mean digits"),
     "labels of people": (
-        ["train", "digits", "--out", "RUN", "--preset", "cifar10n", *QUICK],
+        ["train", "cifar10:X", "--out", "RUN", "--preset", "cifar10n", *QUICK],
         "--preset cifar10n: add --corrupt human:FILE, the labels that people gave",
     ),
     "experiments": (["experiments", "rum"], "experiments rum: no such command; did you mean run?"),

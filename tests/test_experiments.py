@@ -341,6 +341,8 @@ def test_a_finished_run_from_another_pool_is_not_the_cells(tmp_path, capsys):
     make_run(tmp_path, "inet-40-20-ce", 1, 70, 71, pool="/data/imagenet32/train")
     words[words.index("inet-20-20-ce")] = "inet-40-20-ce"
     assert run("/elsewhere/Imagenet32_train_npz")[0] == 0
+    code, _, err = run("/my/tiny/train")  # of the same name, and yet not ImageNet32
+    assert (code, "began with --pool /data/imagenet32/train, not with" in err) == (2, True)
 
 
 def test_cells_that_another_process_began_otherwise_are_not_taken_for_done(
@@ -631,11 +633,15 @@ def test_damaged_result_files_are_named(tmp_path, capsys):
     make_file(tmp_path, "b.json", "cifar100:DIR --preset cifar100-id20", [(2, 70, 71)])
     (tmp_path / "b.json").write_text((tmp_path / "b.json").read_text()[:-20])
     make_file(tmp_path, "c.json", "cifar100:DIR --preset cifar100-id20", [(3, "many", 71)])
+    make_file(tmp_path, "d.json", "cifar100:DIR --preset cifar100-id20", [(4, 70, 71)])
+    content = json.loads((tmp_path / "d.json").read_text())
+    content["command"] = content["command"].replace("benchmarks/run.py", "'benchmarks/run.py '")
+    (tmp_path / "d.json").write_text(json.dumps(content))
     (tmp_path / "other.json").write_text('{"command": "it isn\'t ours", "runs": 3}')
     (tmp_path / "list.json").write_text("[]")
     assert table("id-noise", "--results", tmp_path, capsys=capsys)["id20-pls"]["n"] == "1"
     _, text, _ = call("table", "id-noise", "--results", tmp_path, capsys=capsys)
-    assert re.findall("(.*) is left out: it is damaged", text) == ["b.json", "c.json"]
+    assert re.findall("(.*) is left out: it is damaged", text) == ["b.json", "c.json", "d.json"]
 
 
 def test_cells_that_are_not_shown_are_counted(tmp_path, capsys):

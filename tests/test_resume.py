@@ -301,6 +301,32 @@ def test_files_in_settings_are_found_from_another_folder(npz, tmp_path, tiny_set
     assert run.settings.corrupt == f"labels:{tmp_path}/given.csv"
 
 
+def test_a_file_of_labels_may_have_moved(tmp_path, tiny_source, tiny_settings):
+    """Other labels in it are found out."""
+    labels = make_images()[1]
+    out, files = tmp_path / "run", [tmp_path / "given.csv", tmp_path / "moved.csv"]
+
+    def write(file, given):
+        rows = [f"{index},{label}" for index, label in enumerate(given)]
+        file.write_text("\n".join(["index,label", *rows]))
+
+    def train(file, **more):
+        settings = tiny_settings | {"corrupt": f"labels:{file}"} | more
+        return pl.train(tiny_source, out=out, resume=True, quiet=True, **settings)
+
+    write(files[0], labels)
+    train(files[0], minutes=1e-4)
+    files[0].unlink()
+    write(files[1], [*labels[1:], labels[0]])
+    with pytest.raises(InputError, match="are not those the run began with"):
+        train(files[1])
+    write(files[1], labels)
+    with pytest.raises(InputError, match="differs from the --corrupt labels:"):
+        train(files[1], corrupt="symmetric:0.2")
+    run = train(files[1])
+    assert run.finished
+
+
 def test_stopped_by_the_clock_between_checkpoints(tmp_path, tiny_source, tiny_settings):
     """The stop writes one, or a queue that repeats the command would never end."""
     settings = tiny_settings | {"checkpoint_every": 10, "minutes": 1e-4, "resume": True}

@@ -476,8 +476,6 @@ def test_a_notice_is_given_once(tiny_settings, capsys):
         ({"fit": "squash"}, "--fit must be crop or stretch, not squash"),
         ({"config": "nowhere.toml"}, "--config nowhere.toml"),
         ({"config": 5}, "--config 5: no usable path"),
-        ({"preset": "cifar100n"}, r"--preset cifar100n: add --corrupt human:FILE, .*noisylabels"),
-        ({"preset": "cifar10n", "resume": True}, "--preset cifar10n: add --corrupt human:FILE"),
         ({"preset": 5}, "--preset 5: no such preset"),
         ({"preset": ["digits"]}, "no such preset"),
         ({"minutes": "5"}, "--minutes must be above 0"),
@@ -491,14 +489,25 @@ def test_bad_input_writes_nothing(tmp_path, tiny_source, tiny_settings, changes,
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("corrupt", "noise"), [("pair:1", 1), (None, 0)])
-def test_presets_for_labels_of_people_take_what_is_named(
-    tmp_path, tiny_source, tiny_settings, corrupt, noise
+@pytest.mark.parametrize("more", [{}, {"resume": True}])
+def test_cifar_has_no_labels_of_people(tmp_path, more):
+    """Its own would be trained on; said before anything is read."""
+    message = r"--preset cifar100n: add --corrupt human:FILE, .*noisylabels"
+    with pytest.raises(InputError, match=message):
+        pl.train("cifar100:DIR", out=tmp_path / "run", preset="cifar100n", quiet=True, **more)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"cifar100:DIR.* no such folder|DIR.* is missing"):
+        pl.train("cifar100:DIR", preset="cifar100n", corrupt=None, quiet=True)
+
+
+@pytest.mark.parametrize(("named", "noise"), [({"corrupt": "pair:1"}, 1), ({}, 0)])
+def test_presets_for_labels_of_people_take_those_of_other_sources(
+    tmp_path, tiny_source, tiny_settings, named, noise
 ):
-    """Other noise, or that of the source; to resume, nothing needs to be named again."""
+    """To resume, nothing needs to be named again."""
     words = {"out": tmp_path / "run", "preset": "cifar10n", "quiet": True}
     settings = tiny_settings | {"epochs": 2}
-    run = pl.train(tiny_source, minutes=1e-4, corrupt=corrupt, **words, **settings)
+    run = pl.train(tiny_source, minutes=1e-4, **named, **words, **settings)
     assert (run.finished, run.summary["noise"]["in"]) == (False, noise)
     run = pl.train(tiny_source, resume=True, **words, **settings)
     assert (run.finished, run.summary["noise"]["in"]) == (True, noise)

@@ -219,7 +219,8 @@ def predict(words: list[str]) -> None:
     add("--quiet", action="store_true", help="print nothing but rows and errors")
     args = parser.parse(words)
     from pseudoloss import predictions
-    from pseudoloss.files import as_path, refuse_existing
+    from pseudoloss.files import refuse_existing
+    from pseudoloss.paths import as_path
     from pseudoloss.progress import Silent, beside_output
     from pseudoloss.runs import open_model
 
@@ -277,7 +278,8 @@ def evaluate(words: list[str]) -> None:
     from pseudoloss import wording
     from pseudoloss.data import Options
     from pseudoloss.evaluation import evaluate as compare
-    from pseudoloss.files import as_path, new_folder, refuse_existing, to_json
+    from pseudoloss.files import new_folder, refuse_existing, to_json
+    from pseudoloss.paths import as_path
     from pseudoloss.progress import beside_output
     from pseudoloss.runs import open_model
 

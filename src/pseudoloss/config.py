@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
 
 OWN = ("preactresnet18", "preactresnet18-stemnorm", "small-cnn")  # networks of ours
 WARMUP_SHARE = 30 / 200  # the paper's: 30 of 200 epochs
@@ -289,7 +290,7 @@ class Request:
         settings = dataclasses.replace(recorded, **(asked | self.values))
         for name, value in as_json(settings).items():
             before = getattr(recorded, name)
-            if value != before and name not in MAY_CHANGE_ON_RESUME:
+            if not same_for_a_run(name, before, value):
                 raise InputError(
                     f"{as_flag(name, value)} differs from the {as_flag(name, before)} that the run "
                     "began with; leave it out to resume, or choose another --out"
@@ -303,6 +304,16 @@ FITTED = ("batch_size", "lr", "balance_prior", "epochs", "warmup")
 # Another pool with other images is found out: the fingerprint of the set differs.
 MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "pool")
 
+
+def same_for_a_run(name: str, before: Any, value: Any) -> bool:
+    """Whether a run that began with one value of a setting can go on with another. A file of labels
+    may lie elsewhere by now; other labels in it are found out as another pool is."""
+    files = [str(words).partition(":")[0] for words in (before, value)]
+    moved = name == "corrupt" and files[0] == files[1] and files[0] in LABEL_FILES
+    return name in MAY_CHANGE_ON_RESUME or moved or value == before
+
+
+LABEL_FILES = ("human", "labels")  # kinds of --corrupt whose labels come from a file
 
 # What `pseudoloss train` takes beside settings: how to read the source, and how to run.
 NO_SETTINGS = (
@@ -332,7 +343,7 @@ def _from_anywhere(name: str, value: Any) -> Any:
     if not isinstance(value, str | Path) or not str(value):
         return value
     kind, colon, place = str(value).partition(":")
-    if name == "corrupt" and kind in ("human", "labels") and place:
+    if name == "corrupt" and kind in LABEL_FILES and place:
         return f"{kind}{colon}{_absolute(place)}"
     if name == "pool" or (name == "weights" and value != "pretrained"):
         return _absolute(value)
@@ -340,7 +351,7 @@ def _from_anywhere(name: str, value: Any) -> Any:
 
 
 def _absolute(place: str | Path) -> str:
-    return str(Path(place).expanduser().absolute())
+    return str(at_home(place).absolute())
 
 
 def read_config(path: Path) -> dict[str, Any]:

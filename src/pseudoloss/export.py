@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from pseudoloss import __version__
 from pseudoloss.data import image_files
 from pseudoloss.errors import ExportError, InputError, first_line
-from pseudoloss.files import as_path, new_folder, refuse_existing, write_bytes, write_json
+from pseudoloss.files import new_folder, refuse_existing, write_bytes, write_json
 from pseudoloss.labels import estimated_noise
 from pseudoloss.model import Description, Model, load_model
+from pseudoloss.paths import as_path
 from pseudoloss.runs import Run, load, open_model
 
 Format = Literal["onnx", "torchscript", "safetensors"]

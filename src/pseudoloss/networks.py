@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pseudoloss.config import OWN, did_you_mean
 from pseudoloss.errors import InputError, first_line
 from pseudoloss.layers import Beside, Folded, Fused, Plain, weights_in
+from pseudoloss.paths import at_home
 
 PLAIN = Plain()
 
@@ -277,7 +278,7 @@ def _timm_backbone(
             "downloaded elsewhere, or training from scratch: --preset scratch, or --weights none"
         ) from None
     if weights is not None and not pretrained:
-        _load_weights(backbone, Path(weights).expanduser(), name)
+        _load_weights(backbone, at_home(weights), name)
     try:
         backbone.eval()
         with torch.no_grad():

@@ -20,7 +20,8 @@ from pseudoloss.data.image_files import Entry, UnreadableError, shown
 from pseudoloss.data.listing import Progress, no_progress
 from pseudoloss.data.table import TABLE_SUFFIXES, table_files
 from pseudoloss.errors import InputError
-from pseudoloss.files import as_path, to_json, write_atomically
+from pseudoloss.files import to_json, write_atomically
+from pseudoloss.paths import as_path, at_home
 from pseudoloss.progress import Silent, Teller
 from pseudoloss.tracking import images_at_once
 
@@ -45,7 +46,7 @@ def find_images(images: Sequence[str | Path]) -> list[Path]:
     """All the files that are meant: files, the files in folders, the files named in tables."""
     found: list[Path] = []
     for words in images:
-        path = as_path(words, "images").expanduser()
+        path = at_home(as_path(words, "images"))
         if path.is_dir():
             inside = files_below(path)
         elif not path.exists():

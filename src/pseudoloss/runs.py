@@ -16,9 +16,10 @@ from pseudoloss.choices import choose_device
 from pseudoloss.config import Settings, as_json
 from pseudoloss.data import Options, Skipped
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.files import as_path, to_json, write_atomically, write_bytes, write_json
+from pseudoloss.files import to_json, write_atomically, write_bytes, write_json
 from pseudoloss.labels import read_labels
 from pseudoloss.model import Model, load_model
+from pseudoloss.paths import as_path
 from pseudoloss.session import Session
 
 try:

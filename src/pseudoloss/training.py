@@ -23,10 +23,11 @@ from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, c
 from pseudoloss.data.images import check_trainable
 from pseudoloss.data.label_files import OWNERS
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.files import as_path, at_home, write_json
+from pseudoloss.files import write_json
 from pseudoloss.fitting import choose_settings, epochs_in, measure_pace, scaled_warmup
 from pseudoloss.labels import estimated_noise, label_table, write_labels
 from pseudoloss.networks import check_weights
+from pseudoloss.paths import as_path, at_home
 from pseudoloss.progress import Silent, Teller, Terminal
 from pseudoloss.runs import Recorded, Run, RunFolder, load
 from pseudoloss.session import Session, learning_rate
@@ -94,7 +95,7 @@ def train(
             raise InputError("SOURCE is missing: say what to train on, such as a folder of images")
         source = recorded.source
     if recorded is None:
-        _refuse_clean(asked)
+        _refuse_clean(asked, source)
         if folder:
             _refuse_inside(folder.path, source)
 
@@ -145,9 +146,10 @@ def _refuse_inside(out: Path, source: Source) -> None:
             )
 
 
-def _refuse_clean(asked: Request) -> None:
+def _refuse_clean(asked: Request, source: Source) -> None:
     """CIFAR itself has none of the labels that presets of CIFAR-N are for."""
-    if asked.preset in HUMAN and "corrupt" not in asked.values:
+    is_cifar = isinstance(source, str) and source.partition(":")[0] in ("cifar10", "cifar100")
+    if is_cifar and asked.preset in HUMAN and "corrupt" not in asked.values:
         raise InputError(
             f"--preset {asked.preset}: add --corrupt human:FILE, the labels that people gave (or "
             f"--corrupt none, to train on those of the source); {OWNERS}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from pseudoloss.data.images import Data, arrays
 from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
 
 # md5 sums of the official files. Nothing is unpickled before its sum has been checked:
 # a pickle can run any code.
@@ -73,7 +74,7 @@ def cifar100(folder: str) -> Data:
 def find_cifar(kind: str, folder: str) -> Path:
     """The folder that holds the files: `folder` itself or the one in it. None is opened yet."""
     spec, (inner, md5) = f"{kind}:{folder}", FILES[kind]
-    root = Path(folder).expanduser()
+    root = at_home(folder)
     if not folder or not root.is_dir():
         raise InputError(
             f"{spec}: no such folder; it should hold {inner}/ with {_listing(md5)}; {OWNERS}"

@@ -13,6 +13,7 @@ from pseudoloss.data.image_files import Reader
 from pseudoloss.data.images import in_order
 from pseudoloss.data.listing import Listed, Parts, Recipe, name_of
 from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
 
 READER = Reader(3, (32, 32), "published-crop")
 MEAN, STD = (0.4728, 0.4487, 0.4031), (0.2744, 0.2663, 0.2806)
@@ -32,7 +33,7 @@ def cnwl(place: str) -> Parts:
     """
     spec = f"cnwl:{place}"
     folder, _, ratio = place.rpartition(":")
-    root = Path(folder).expanduser()
+    root = at_home(folder)
     try:
         share = float(ratio)
     except ValueError:

@@ -8,7 +8,7 @@ from pseudoloss.data.image_files import Item
 from pseudoloss.data.items import Rows
 from pseudoloss.data.listing import Listed, Options
 from pseudoloss.errors import InputError
-from pseudoloss.files import at_home
+from pseudoloss.paths import at_home
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels")  # what columns are called most often
 

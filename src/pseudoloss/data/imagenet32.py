@@ -9,6 +9,7 @@ import torch
 from pseudoloss.data.images import Data, ImageSet
 from pseudoloss.data.pickles import read_arrays
 from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
 
 BATCHES = 10
 TRAINING = tuple(f"train_data_batch_{i}" for i in range(1, BATCHES + 1))
@@ -20,7 +21,7 @@ OWNERS = f"its owners publish it at {HOME}"
 def imagenet32(folder: str) -> Data:
     """ImageNet32: 1,281,167 training and 50,000 test images of 1,000 classes."""
     spec = f"imagenet32:{folder}"
-    root = Path(folder).expanduser()
+    root = at_home(folder)
     if not folder or not root.is_dir():
         raise InputError(
             f"{spec}: no such folder; it should hold train_data_batch_1 to _{BATCHES} and "

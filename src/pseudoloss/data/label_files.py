@@ -1,7 +1,6 @@
 """Other labels for a set, from a file: those that people gave (CIFAR-N), or a table."""
 
 from collections.abc import Container
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from pseudoloss.data.images import ImageSet, check_trainable
 from pseudoloss.data.pickles import read_arrays
 from pseudoloss.data.table import read_rows, texts
 from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
 
 HUMAN_DEFAULTS = ("noisy_label", "worse_label")  # of CIFAR-100N, of CIFAR-10N
 OWNERS = "the owners of CIFAR-N publish its files at http://www.noisylabels.com"
@@ -19,7 +19,7 @@ OWNERS = "the owners of CIFAR-N publish its files at http://www.noisylabels.com"
 
 def human(images: ImageSet, file: str, name: str | None, where: str) -> ImageSet:
     """Labels of CIFAR-10N or CIFAR-100N. The file's clean labels must be those of the set."""
-    path = Path(file).expanduser()
+    path = at_home(file)
     if not path.is_file():
         raise InputError(
             f"{where}: no such file; it should be CIFAR-10_human.pt or CIFAR-100_human.pt; {OWNERS}"
@@ -50,7 +50,7 @@ def table(images: ImageSet, file: str, where: str) -> ImageSet:
 
     The truth stays as the source knows it: a table says nothing about it.
     """
-    rows = read_rows(Path(file).expanduser(), where, ("index", "path", "label"))
+    rows = read_rows(at_home(file), where, ("index", "path", "label"))
     key = next((name for name in ("index", "path") if name in rows), None)
     if key is None or "label" not in rows:
         raise InputError(f"{where}: needs the columns index,label or path,label")

@@ -19,6 +19,7 @@ from pseudoloss.data.images import to_pixels
 from pseudoloss.data.items import as_content
 from pseudoloss.data.listing import for_each, no_progress
 from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
 
 POOL = (
     "a pool is a folder of images (such as Places365, which its owners publish at "
@@ -63,7 +64,7 @@ def look_for(pool: str) -> None:
 def _path(pool: str) -> Path:
     if not pool:
         raise InputError("--pool is empty")
-    return Path(pool).expanduser()
+    return at_home(pool)
 
 
 def _open(path: Path, where: str) -> tuple[int, Choose]:

@@ -29,7 +29,7 @@ from pseudoloss.data.map_style import dataset_items, is_map_style
 from pseudoloss.data.table import TABLE_SUFFIXES, table_parts
 from pseudoloss.data.webfg import web
 from pseudoloss.errors import InputError
-from pseudoloss.files import as_path, at_home
+from pseudoloss.paths import as_path, at_home
 
 # Words or a path; arrays; or a data set of Hugging Face's or torch's, which have no common type.
 Source = str | Path | tuple[Any, Any] | Data | dict[str, Any] | Any

@@ -14,7 +14,7 @@ from pseudoloss.config import did_you_mean
 from pseudoloss.data.folder import PARTS
 from pseudoloss.data.listing import Listed, Options, name_of
 from pseudoloss.errors import InputError
-from pseudoloss.files import at_home
+from pseudoloss.paths import at_home
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from pseudoloss.data.image_files import Reader
 from pseudoloss.data.listing import Listed, Parts, Recipe, name_of
 from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
 
 READER = Reader(3, (512, 512), "published-crop")  # row 21
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's: pretrained networks' own
@@ -18,7 +19,7 @@ OWNERS = (
 def web(name: str, folder: str) -> Parts:
     """One of the three. Which of its labels are right is not known; the test images' are."""
     spec = f"{name}:{folder}"
-    root = Path(folder).expanduser()
+    root = at_home(folder)
     if not folder or not root.is_dir():
         raise InputError(f"{spec}: no such folder; it should hold {LAYOUT}; {OWNERS}")
     listed = {"train": _listed(root, "train", spec), "test": _listed(root, "val", spec)}

@@ -18,13 +18,13 @@ import torch
 
 from pseudoloss.choices import choose_device
 from pseudoloss.config import (
-    MAY_CHANGE_ON_RESUME,
     Settings,
     as_flag,
     as_json,
     as_text,
     did_you_mean,
     request,
+    same_for_a_run,
     setting_types,
 )
 from pseudoloss.data import corruption, sources
@@ -97,7 +97,7 @@ class Job:
         found = [
             (as_flag(name, before[name]), as_flag(name, value))
             for name, value in as_json(self.settings()).items()
-            if name not in (*MAY_CHANGE_ON_RESUME, "seed", "pool") and value != before[name]
+            if name != "seed" and not same_for_a_run(name, before[name], value)
         ]
         if self.folder.finished and self._other_pool(recorded.settings.pool):
             found.insert(0, (as_flag("pool", recorded.settings.pool), f"--pool {self._pool}"))
@@ -113,9 +113,9 @@ class Job:
     def _other_pool(self, before: str | None) -> bool:
         """Whether a finished run drew from another pool, by its name: on another machine the same
         pool may lie elsewhere. (Runs that are under way compare the images themselves.)"""
-        if before is None or self._pool is None or Path(before).name == Path(self._pool).name:
+        if before is None or self._pool is None:
             return False
-        return bool(other_pool(self.cell, before) or other_pool(self.cell, self._pool))
+        return other_pool(self.cell, before) != other_pool(self.cell, self._pool)
 
     def check(self) -> None:
         """Refuse a run that began with other settings: before any write."""
@@ -191,7 +191,7 @@ def finished_run(folder: RunFolder) -> Finished:
 
 def remarks_on(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """The first sentence of every notice that a run gave."""
-    return tuple(notice["text"].partition(". ")[0] for notice in summary.get("notices", ()))
+    return tuple(str(notice["text"]).partition(". ")[0] for notice in summary.get("notices", ()))
 
 
 def _look(look_for: Callable[[str], None], place: str, flag: str, start: str) -> None:

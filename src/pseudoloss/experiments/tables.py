@@ -194,7 +194,8 @@ def result_file(path: Path) -> Committed | None:
     words = shlex.split(command)
     ours = words.index("--") if "--" in words else len(words)
     preset = words[words.index("--preset", 0, ours) + 1]
-    source = words[next(n for n, word in enumerate(words) if word.endswith("run.py")) + 1]
+    programs = [place for place, word in enumerate(words) if word.endswith("run.py")]
+    source = words[programs[0] + 1]
     behind = flags(words[ours + 1 :])
     results = tuple(
         Result(
