@@ -237,6 +237,15 @@ def folder_of(out: Path, cell: Cell, seed: int) -> Path:
     return out / experiment.name / trained.name / f"seed{seed}"
 
 
+def folders_of(out: Path, cell: Cell) -> dict[int, RunFolder]:
+    """The run folders of a cell that are there, by seed."""
+    named = {
+        path.name.removeprefix("seed"): RunFolder(path)
+        for path in folder_of(out, cell, 0).parent.glob("seed*")
+    }
+    return {int(seed): named[seed] for seed in sorted(filter(str.isdecimal, named), key=int)}
+
+
 def run(
     jobs: Sequence[Job],
     places: Mapping[str, str],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pseudoloss.config import did_you_mean
 from pseudoloss.errors import InputError
 from pseudoloss.experiments.catalogue import FIGURES, SELECTION, WITH, WITHOUT, Cell, unlike
-from pseudoloss.experiments.cells import folder_of, kind_of
+from pseudoloss.experiments.cells import folders_of, kind_of
 from pseudoloss.files import write_atomically
 from pseudoloss.runs import RunFolder
 
@@ -115,11 +115,8 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
     """
     found, notes = [], []
     for cell in SELECTION.choose(only) if only else SELECTION.cells:
-        place = folder_of(out, cell, 0).parent
-        names = [path.name.removeprefix("seed") for path in place.glob("seed*")]
         alike: dict[str, dict[int, Lines]] = {}
-        for seed in sorted(int(name) for name in names if name.isdecimal()):
-            folder = RunFolder(place / f"seed{seed}")
+        for seed, folder in folders_of(out, cell).items():
             try:
                 rows, differs = read(folder, cell)
             except (InputError, OSError, ValueError, KeyError, TypeError) as error:

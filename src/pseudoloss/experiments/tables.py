@@ -17,8 +17,7 @@ from rich.table import Table
 
 from pseudoloss.errors import InputError
 from pseudoloss.experiments.catalogue import Cell, Experiment, other_pool, unlike, what_counts
-from pseudoloss.experiments.cells import as_value, finished_run, folder_of, kind_of, remarks_on
-from pseudoloss.runs import RunFolder
+from pseudoloss.experiments.cells import as_value, finished_run, folders_of, kind_of, remarks_on
 
 NOTHING = "–"
 
@@ -142,14 +141,8 @@ def which_count(results: Sequence[Result]) -> str:
 
 def from_folders(out: Path, cell: Cell, notes: list[str]) -> Iterable[Result]:
     """The finished runs of a cell."""
-    place = folder_of(out, cell, 0).parent
-    seeds = sorted(
-        int(path.name.removeprefix("seed"))
-        for path in place.glob("seed*")
-        if path.name.removeprefix("seed").isdecimal()
-    )
-    for seed in seeds:
-        folder = RunFolder(place / f"seed{seed}")
+    for seed, folder in folders_of(out, cell).items():
+        place = folder.path.parent
         if not folder.finished:
             notes.append(f"{cell.name}: seed {seed} is not finished")
             continue
