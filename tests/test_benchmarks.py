@@ -1,5 +1,6 @@
 """The benchmarks run. What they measure is asserted nowhere."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -57,6 +58,23 @@ def test_places_are_not_published(monkeypatch, source, written):
     import machine
 
     assert machine.without_place(source) == written
+
+
+def test_places_of_labels_are_not_published(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import run as program
+
+    args = argparse.Namespace(work=tmp_path, out=Path("x.json"))
+    folder = program.folder_of(args, 1)
+    folder.mkdir()
+    for corrupt, published in [
+        ("labels:/my/labels.csv", "labels:labels.csv"),
+        ("human:/my/a.pt:noisy", "human:a.pt:noisy"),
+        ("symmetric:0.4", "symmetric:0.4"),
+        (None, None),
+    ]:
+        (folder / "config.json").write_text(json.dumps({"settings": {"corrupt": corrupt}}))
+        assert program.settings_of(args, 1) == {"corrupt": published}
 
 
 def test_plain_steps_agree_with_themselves(tmp_path):

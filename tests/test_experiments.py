@@ -392,6 +392,18 @@ def test_what_a_cell_noticed_is_said_when_it_is_done_and_below_the_table(
     assert f"\ndigits-pls: notice of seed 2: {short}\n" in call("table", *words, capsys=capsys)[1]
 
 
+def test_what_comes_next(tmp_path, capsys, monkeypatch):
+    """The runs behind the figures have no numbers of the paper: what one wants is the figures."""
+    monkeypatch.setattr(cells, "train", fake_training({}, []))
+    words = ["run", "selection", "--out", tmp_path, "--only", "digits-with", "--seeds", "1"]
+    _, text, _ = call(*words, "--quiet", capsys=capsys)
+    chosen = f"--out {tmp_path} --only digits-with"
+    assert text.endswith(
+        f"Next: pseudoloss experiments table selection {chosen}\n"
+        f"   or: pseudoloss experiments figure accuracy {chosen}\n"
+    )
+
+
 def test_settings_may_be_none_and_are_said_once():
     assert cells.read_changes(["weights=none", "warmup=None", "network=none"]) == {
         **{"weights": None, "warmup": None, "network": "none"}

@@ -303,17 +303,16 @@ FITTED = ("batch_size", "lr", "balance_prior", "epochs", "warmup")
 
 # Another pool with other images is found out: the fingerprint of the set differs.
 MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "pool")
+LABEL_FILES = ("human", "labels")  # kinds of --corrupt whose labels come from a file
 
 
 def same_for_a_run(name: str, before: Any, value: Any) -> bool:
     """Whether a run that began with one value of a setting can go on with another. A file of labels
     may lie elsewhere by now; other labels in it are found out as another pool is."""
-    files = [str(words).partition(":")[0] for words in (before, value)]
-    moved = name == "corrupt" and files[0] == files[1] and files[0] in LABEL_FILES
+    kinds = {str(words).partition(":")[0] for words in (before, value)}
+    moved = name == "corrupt" and len(kinds) == 1 and kinds <= set(LABEL_FILES)
     return name in MAY_CHANGE_ON_RESUME or moved or value == before
 
-
-LABEL_FILES = ("human", "labels")  # kinds of --corrupt whose labels come from a file
 
 # What `pseudoloss train` takes beside settings: how to read the source, and how to run.
 NO_SETTINGS = (
