@@ -19,7 +19,7 @@ from pseudoloss.cli import main, train_parser
 from pseudoloss.config import PRESETS, Settings, as_json, setting_types
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.experiments import cells, figures, tables
-from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, home, what_counts
+from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, home, other_pool, what_counts
 from pseudoloss.runs import RunFolder
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
@@ -599,6 +599,27 @@ def test_another_pool_is_told_of(tmp_path, capsys):
     assert (row["best"], row["n"], row["differs"]) == ("80.0", "1", "")
 
 
+@pytest.mark.parametrize(
+    ("pool", "is_the_papers"),
+    [
+        ("/data/imagenet32", True),
+        ("Imagenet32_train_npz/", True),
+        ("/data/ImageNet-32/train", True),
+        ("/data/imagenet32/data/train_256", True),
+        ("/x/imagenet32.npy", True),
+        ("/x/imagenet32-stuff/mypool.npy", False),
+        ("/x/imagenet32/mypool", False),
+        ("/home/imagenet32/data/places365/train", False),
+        ("/imagenet32/train.npy", False),  # a file is what someone made, and named
+        ("/train", False),
+        ("tinyimagenet32", False),
+    ],
+)
+def test_a_pool_is_known_by_its_own_name(pool, is_the_papers):
+    _, cell = cell_named("inet-40-20-pls")
+    assert (other_pool(cell, pool) == "") == is_the_papers
+
+
 def test_runs_of_another_source_are_left_out(tmp_path, capsys):
     place = make_run(tmp_path, "cnwl-40-pls", 1, 70, 71, source="cnwl:/data:0.2").parent
     make_run(tmp_path, "cnwl-20-pls", 1, 70, 71, source="cnwl:/data:0.2")
@@ -654,6 +675,28 @@ def test_damaged_result_files_are_named(tmp_path, capsys):
     assert table("id-noise", "--results", tmp_path, capsys=capsys)["id20-pls"]["n"] == "1"
     _, text, _ = call("table", "id-noise", "--results", tmp_path, capsys=capsys)
     assert re.findall("(.*) is left out: it is damaged", text) == ["b.json", "c.json", "d.json"]
+
+
+NO_ACCURACY = [float("nan"), float("inf"), -1, 100.5, True, "71", None]
+
+
+@pytest.mark.parametrize("value", NO_ACCURACY, ids=str)
+def test_what_is_no_accuracy_does_not_count(tmp_path, capsys, value):
+    results = tmp_path / "results"
+    make_file(results, "a.json", "cifar100:DIR --preset cifar100-id20", [(1, 0, 100)])
+    make_file(results, "last.json", "cifar100:DIR --preset cifar100-id20", [(2, value, 71)])
+    make_file(results, "best.json", "cifar100:DIR --preset cifar100-id20", [(3, 70, value)])
+    make_run(tmp_path, "id20-pls", 4, 70, value)
+    words = ["id-noise", "--out", tmp_path, "--results", results]
+    row = table(*words, capsys=capsys)["id20-pls"]
+    assert (row["last"], row["best"], row["n"]) == ("0.0", "100.0", "1")
+    _, text, _ = call("table", *words, capsys=capsys)
+    why = f"an accuracy is {value!r}, not a number from 0 to 100"
+    for name in ("last.json", "best.json"):
+        line = next(line for line in text.splitlines() if line.startswith(f"{name} is left out"))
+        assert why in line
+    assert "id20-pls: seed 4 is left out, its folder is damaged (" in text
+    assert f"not the summary.json of a run ({why})" in text
 
 
 def test_cells_that_are_not_shown_are_counted(tmp_path, capsys):
@@ -896,6 +939,33 @@ def test_what_cannot_be_is_refused_before_the_first_cell(
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
     if "epochs" in message or "network" in message or "corrupt" in message:
         assert call("run", "digits", "--dry-run", *words, capsys=capsys)[:2] == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "ood-noise",
+            "pool=none",
+            "--set pool=none: inet-20-20-pls needs a pool, the images that belong to no class",
+        ),
+        ("ood-noise", "corrupt=none", "--pool /pool: nothing asks for it; add +out:RATE to "),
+        ("digits", "pool=/pool", "--pool /pool: nothing asks for it; add +out:RATE to "),
+        ("digits", "corrupt=out:0.2", "--corrupt out:0.2: needs --pool, the images that "),
+        ("digits", "epochs=none", "--epochs must be a whole number, not 'none'"),
+        ("digits", "method=none", "--method none: must be one of pls, ce, mixup"),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry-run"])
+def test_noise_and_pool_must_fit_and_not_everything_can_be_none(
+    name, change, message, dry, tmp_path, capsys
+):
+    words = ["run", name, "--out", tmp_path / "out", "--set", change, *dry]
+    words += ["--data", "cifar100=/x", "imagenet32=/pool", "places365=/pool"]
+    code, text, err = call(*words, capsys=capsys)
+    assert (code, text, (tmp_path / "out").exists()) == (2, "", False)
+    assert err.startswith(f"pseudoloss: error: {message}")
+    assert err.count("\n") == 1
 
 
 def test_a_table_overwrites_nothing(tmp_path, capsys):

@@ -97,19 +97,43 @@ def test_files_that_are_left_out_keep_their_place(photos, tiny_settings):
     assert [str(files[i].relative_to(photos)) for i in table["index"]] == table["path"].tolist()
 
 
-def test_a_table_of_labels_names_images_that_are_trained_on(photos, tmp_path, tiny_settings):
-    out = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
-    for rows, share in ((trained_on_table(out), 0.25), (out, 0)):
-        named = rows[["index", "given_label"]].rename(columns={"given_label": "label"})
-        named.to_csv(tmp_path / "labels.csv", index=False)
-        words = {"hold_out": share, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
-        again = pl.train(photos, quiet=True, **words, **tiny_settings).labels
-        pd.testing.assert_series_equal(
-            again.set_index("index")["given_label"].sort_index(),
-            out.set_index("index")["given_label"].sort_index(),
-        )
-    with pytest.raises(InputError, match=r"no image to train on has the index .* --hold-out 0"):
-        pl.train(photos, quiet=True, **(words | {"hold_out": 0.25}), **tiny_settings)
+@pytest.mark.parametrize("key", ["index", "path"])
+def test_a_table_of_labels_may_name_images_that_are_held_out(key, photos, tmp_path, tiny_settings):
+    """Such as labels.csv, as it is: whoever is trained on has its label, whoever was then."""
+    words = {"hold_out": 0.25, "corrupt": "symmetric-exact:0.5"}
+    pl.train(photos, tmp_path / "run", quiet=True, **words, **tiny_settings)
+    table = pl.load(tmp_path / "run").labels
+    names = {"index": ["path"], "path": ["index"]}[key]
+    table.drop(columns=names).to_csv(tmp_path / "labels.csv", index=False)
+    from_folder = table["path"].str.split("/").str[0]
+    assert (table["given_label"] != from_folder).sum() == N / 2
+    given = table.set_index("path")["given_label"]
+    for changes in ({}, {"seed": 7}, {"hold_out": 0.0}):
+        words = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
+        again = pl.train(photos, quiet=True, **(tiny_settings | words | changes)).labels
+        trained = trained_on_table(again).set_index("path")["given_label"]
+        assert trained.to_dict() == given[trained.index].to_dict()
+        rest = again[again["part"] == "held-out"]
+        assert (rest["given_label"] == rest["path"].str.split("/").str[0]).all()
+    assert len(trained) == N + M
+
+
+def test_a_table_of_labels_needs_rows_of_what_is_trained_on_and_no_others(
+    photos, tmp_path, tiny_settings
+):
+    table = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
+    named = table[["index", "given_label"]].rename(columns={"given_label": "label"})
+    words = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
+
+    def train(rows):
+        rows.to_csv(tmp_path / "labels.csv", index=False)
+        return pl.train(photos, quiet=True, **words, **tiny_settings).labels
+
+    assert train(named[:N])["given_label"].tolist() == table["given_label"].tolist()
+    with pytest.raises(InputError, match="1 images have no row"):
+        train(named[1:])
+    with pytest.raises(InputError, match="row 64: no image that is trained on or held out"):
+        train(pd.concat([named[:-1], named[-1:].assign(index=64)]))
 
 
 def test_nothing_is_held_out_beside_test_images(photos, tmp_path, tiny_settings):

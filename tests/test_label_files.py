@@ -115,6 +115,22 @@ def test_a_table_by_path_and_name_with_more_columns(table):
     assert corrupt(clean, table(text), 1).given_N.tolist() == ((CLEAN + 1) % 4).tolist()
 
 
+def test_a_path_goes_before_an_index_where_it_names_one_image(table):
+    """An index may be another image's once files have come or gone; in CIFAR two share a path."""
+    labels = (CLEAN + 1) % 4
+    shifted = [*range(1, 40), 0]
+    for paths, of_row in (
+        ([f"{i}.png" for i in range(40)], list(range(40))),
+        (["same.png"] * 2 + [f"{i}.png" for i in range(38)], shifted),
+    ):
+        text = "index,path,label\n" + "".join(
+            f"{index},{path},{label}\n"
+            for index, path, label in zip(shifted, paths, labels, strict=True)
+        )
+        given = corrupt(image_set(paths), table(text), 1).given_N
+        assert given[of_row].tolist() == labels.tolist()
+
+
 def test_names_go_before_numbers(table):
     """Classes called 3, 2, 1, 0: what is written is the name."""
     clean = image_set(names=("3", "2", "1", "0"))
@@ -149,7 +165,7 @@ def test_a_table_does_not_make_a_truth(table):
         (rows("index,label", [*range(40), 7], [*CLEAN, 1]), "image 7 has 2 rows"),
         (
             rows("index,label", [*range(39), 99], CLEAN),
-            "row 40: no image to train on",
+            "row 40: no image that is trained on or held out has the index 99",
         ),
         (rows("index,label", range(40), [*CLEAN[:39], "dgo"]), "row 40: dgo is no class"),
         (rows("index,label", range(40), [*CLEAN[:39], 9]), "row 40: 9 is no class"),

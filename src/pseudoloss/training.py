@@ -206,7 +206,8 @@ def prepare(
     else:
         data = found
     if settings.corrupt is not None or settings.pool is not None:
-        noisy = corrupt(data.train, settings.corrupt, settings.seed, settings.pool)
+        held_out = data.test if data.noisy_test else None
+        noisy = corrupt(data.train, settings.corrupt, settings.seed, settings.pool, held_out)
         data = replace(data, train=noisy)
     return Prepared(data, settings, options, skipped)
 

@@ -18,7 +18,11 @@ BLOCK = 5  # classes that asymmetric-blocks takes together
 
 
 def corrupt(
-    images: ImageSet, noise: str | None, seed: int, pool_place: str | None = None
+    images: ImageSet,
+    noise: str | None,
+    seed: int,
+    pool_place: str | None = None,
+    held_out: ImageSet | None = None,
 ) -> ImageSet:
     """`images` with noise in the given labels, in the images, or in both.
 
@@ -27,20 +31,14 @@ def corrupt(
         noise: words such as "symmetric:0.4", "symmetric:0.2+out:0.4" or "labels:FILE.csv".
         seed: decides everything random here.
         pool_place: where the images for "+out" come from (see `pool`).
+        held_out: images of the same source that keep their labels; a table may name them too.
     """
     where = f"--corrupt {noise}"
-    asked = Noise() if noise is None else parse(noise)
-    if asked.out is None and pool_place is not None:
-        raise InputError(
-            f"--pool {pool_place}: nothing asks for it; add +out:RATE to --corrupt, "
-            "such as symmetric:0.2+out:0.4"
-        )
-    if asked.out is not None and pool_place is None:
-        raise InputError(f"{where}: needs --pool, the images that belong to no class")
+    asked = asked_for(noise, pool_place)
     if asked.kind == "human":
         return label_files.human(images, asked.file, asked.name, where)
     if asked.kind == "labels":
-        return label_files.table(images, asked.file, where)
+        return label_files.table(images, asked.file, where, held_out)
     true_N = (images.given_N if images.true_N is None else images.true_N).clone()
     out = replaced(len(images), asked.out or 0, seed)
     inside = np.ones(len(images), dtype=bool)
@@ -76,6 +74,19 @@ class Noise:
     out: float | None = None  # share of images to replace; None: not asked for
     file: str = ""
     name: str | None = None  # of the labels in the file
+
+
+def asked_for(noise: str | None, pool_place: str | None) -> Noise:
+    """The words of --corrupt, and whether --pool fits them."""
+    asked = Noise() if noise is None else parse(noise)
+    if asked.out is None and pool_place is not None:
+        raise InputError(
+            f"--pool {pool_place}: nothing asks for it; add +out:RATE to --corrupt, "
+            "such as symmetric:0.2+out:0.4"
+        )
+    if asked.out is not None and pool_place is None:
+        raise InputError(f"--corrupt {noise}: needs --pool, the images that belong to no class")
+    return asked
 
 
 def parse(noise: str) -> Noise:

@@ -1,6 +1,6 @@
 """Other labels for a set, from a file: those that people gave (CIFAR-N), or a table."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
 
 HUMAN_DEFAULTS = ("noisy_label", "worse_label")  # of CIFAR-100N, of CIFAR-10N
+LABELS = ("label", "given_label")  # columns of a table; the second is that of labels.csv
+HELD_OUT = -1  # the place of an image that is not trained on
 OWNERS = "the owners of CIFAR-N publish its files at http://www.noisylabels.com"
 
 
@@ -45,17 +47,23 @@ def human(images: ImageSet, file: str, name: str | None, where: str) -> ImageSet
     return changed
 
 
-def table(images: ImageSet, file: str, where: str) -> ImageSet:
-    """Labels of a CSV file: a row for every image, found by its index or its path.
+def table(images: ImageSet, file: str, where: str, held_out: ImageSet | None = None) -> ImageSet:
+    """Labels of a CSV file: a row for every image, found by its index or its path. A labels.csv is
+    such a file too; its rows of images that are now held out are passed over.
 
     The truth stays as the source knows it: a table says nothing about it.
     """
-    rows = read_rows(at_home(file), where, ("index", "path", "label"))
-    key = next((name for name in ("index", "path") if name in rows), None)
-    if key is None or "label" not in rows:
+    rows = read_rows(at_home(file), where, ("index", "path", *LABELS))
+    column = next((name for name in LABELS if name in rows), None)
+    if column is None or not {"index", "path"} & set(rows):
         raise InputError(f"{where}: needs the columns index,label or path,label")
-    places = _places(texts(rows[key], key, where), key, images, where)
-    labels = _labels(texts(rows["label"], "label", where), images.classes, where)
+    # A path names an image even where files have come or gone; in CIFAR two images share one.
+    paths = [*_keys(images, "path"), *(_keys(held_out, "path") if held_out else ())]
+    by_path = "path" in rows and ("index" not in rows or len(paths) == len(set(paths)) > 0)
+    key = "path" if by_path else "index"
+    places = _places(texts(rows[key], key, where), key, images, held_out, where)
+    labels = _labels(texts(rows[column], column, where), images.classes, where)
+    places, labels = places[places != HELD_OUT], labels[places != HELD_OUT]
     given = np.full(len(images), -1)
     given[places] = labels
     missing = np.flatnonzero(given < 0)
@@ -85,22 +93,26 @@ def _whole(values: Any, images: ImageSet, where: str) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _places(keys: list[str], key: str, images: ImageSet, where: str) -> np.ndarray:
+def _places(
+    keys: list[str], key: str, images: ImageSet, held_out: ImageSet | None, where: str
+) -> np.ndarray:
     """The image of each row."""
-    if key == "index":
-        known = {str(place): i for i, place in enumerate(images.in_source_N.tolist())}
-    elif images.paths is None:
+    if key == "path" and images.paths is None:
         raise InputError(f"{where}: images of this source have no paths; use the column index")
-    else:
-        known = {path: i for i, path in enumerate(images.paths)}
+    known = {} if held_out is None else dict.fromkeys(_keys(held_out, key), HELD_OUT)
+    known |= {value: i for i, value in enumerate(_keys(images, key))}
     keys = [_bare(value, known) for value in keys]
     for row, value in enumerate(keys, 1):
         if value not in known:
             raise InputError(
-                f"{where}: row {row}: no image to train on has the {key} {value} (images that are "
-                "held out, if any, need no row; --hold-out 0 holds none out)"
+                f"{where}: row {row}: no image that is trained on or held out has the {key} {value}"
             )
     return np.array([known[value] for value in keys], dtype=np.int64)
+
+
+def _keys(images: ImageSet, key: str) -> Iterable[str]:
+    """The index or the path of every image."""
+    return map(str, images.in_source_N.tolist()) if key == "index" else images.paths or ()
 
 
 def _labels(labels: list[str], classes: tuple[str, ...], where: str) -> np.ndarray:

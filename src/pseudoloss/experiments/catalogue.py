@@ -403,13 +403,19 @@ def unlike(cell: Cell, settings: Settings) -> list[str]:
     ]
 
 
+# Names of folders that say nothing of whose images they hold: train, val_256, data_large.
+A_PART = "(train|training|val|validation|test|data|images|batches|npz|standard|large|256)+"
+
+
 def other_pool(cell: Cell, pool: str | None) -> str:
-    """How a pool differs from the cell's. A path says no more than names, so it is the cell's if a
-    folder or file in it begins with the name of that."""
+    """How a pool differs from the cell's. It may have lain on another machine, so its name decides:
+    that of the file or folder or, of a folder that is named as a part of something, what it is a
+    part of (places365/train)."""
     if cell.pool is None or pool is None:
         return ""
-    names = [re.sub("[^a-z0-9]", "", part.lower()) for part in Path(pool).parts]
-    if any(name.startswith(cell.pool) for name in names):
+    names = (re.sub("[^a-z0-9]", "", part.lower()) for part in reversed(Path(pool).parts))
+    named = next((name for name in names if not re.fullmatch(A_PART, name)), "")
+    if named.startswith(cell.pool):
         return ""
     return f"--pool {Path(pool).name} (not {cell.pool})"
 

@@ -26,6 +26,7 @@ from pseudoloss.config import (
     request,
     same_for_a_run,
     setting_types,
+    shorten,
 )
 from pseudoloss.data import corruption, sources
 from pseudoloss.data import pool as pools
@@ -149,8 +150,11 @@ def check_settings(jobs: Sequence[Job]) -> None:
     for job in jobs:
         settings = job.settings()
         check_known(settings.network)
-        if settings.corrupt is not None:
-            corruption.parse(settings.corrupt)
+        if job.cell.pool and settings.pool is None:
+            raise InputError(
+                f"--set pool=none: {job.cell.name} needs a pool, the images that belong to no class"
+            )
+        corruption.asked_for(settings.corrupt, settings.pool)
 
 
 def kind_of(source: str) -> tuple[str, float | None]:
@@ -179,14 +183,22 @@ def finished_run(folder: RunFolder) -> Finished:
         raise InputError(f"{folder.config}: is missing")
     try:
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        accuracy = summary["accuracy"]
-        last, best = float(accuracy["last"]), float(accuracy["best"])
+        last, best = accuracies(summary)
         remarks = remarks_on(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder.summary}: not the summary.json of a run ({error})") from None
     if recorded.skipped:
         remarks += (f"{recorded.skipped:,} files of its data could not be read and were left out",)
     return Finished(recorded, last, best, remarks)
+
+
+def accuracies(summary: Mapping[str, Any]) -> tuple[float, float]:
+    """After the last epoch and in the best one; a ValueError where one is no percentage."""
+    last, best = summary["accuracy"]["last"], summary["accuracy"]["best"]
+    for value in (last, best):
+        if type(value) not in (int, float) or not 0 <= value <= 100:  # NaN is neither
+            raise ValueError(f"an accuracy is {shorten(repr(value))}, not a number from 0 to 100")
+    return float(last), float(best)
 
 
 def remarks_on(summary: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,7 +17,14 @@ from rich.table import Table
 
 from pseudoloss.errors import InputError
 from pseudoloss.experiments.catalogue import Cell, Experiment, other_pool, unlike, what_counts
-from pseudoloss.experiments.cells import as_value, finished_run, folders_of, kind_of, remarks_on
+from pseudoloss.experiments.cells import (
+    accuracies,
+    as_value,
+    finished_run,
+    folders_of,
+    kind_of,
+    remarks_on,
+)
 
 NOTHING = "–"
 
@@ -193,8 +200,7 @@ def result_file(path: Path) -> Committed | None:
     results = tuple(
         Result(
             int(run["seed"]),
-            float(run["accuracy"]["last"]),
-            float(run["accuracy"]["best"]),
+            *accuracies(run),
             path.name,
             remarks_on(run),
         )
