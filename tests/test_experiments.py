@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -392,6 +393,14 @@ def test_what_a_cell_noticed_is_said_when_it_is_done_and_below_the_table(
     assert f"\ndigits-pls: notice of seed 2: {short}\n" in call("table", *words, capsys=capsys)[1]
 
 
+def test_nothing_comes_next_where_nothing_is_done(tmp_path, capsys):
+    words = ["run", "digits", "--out", tmp_path, "--only", "digits-pls", "--seeds", "1"]
+    code, text, _ = call(*words, "--minutes", "0.0001", capsys=capsys)
+    assert (code, "Next: " in text) == (0, False)
+    assert "digits-pls seed 1: time is up; the same command goes on" in text
+    assert "1 begun\n" in text
+
+
 def test_what_comes_next(tmp_path, capsys, monkeypatch):
     """The runs behind the figures have no numbers of the paper: what one wants is the figures."""
     monkeypatch.setattr(cells, "train", fake_training({}, []))
@@ -597,6 +606,20 @@ def test_another_pool_is_told_of(tmp_path, capsys):
     make_run(tmp_path, name, 3, 79, 80, pool="/data/ImageNet-32_train/batches")
     row = table(*words, capsys=capsys)[name]
     assert (row["best"], row["n"], row["differs"]) == ("80.0", "1", "")
+
+
+def test_a_run_of_another_seed_is_left_out(tmp_path, capsys):
+    first = make_run(tmp_path, "id20-pls", 1, 70, 71)
+    place = first.parent
+    shutil.copytree(first, place / "seed2")
+    row = table("id-noise", "--out", tmp_path, capsys=capsys)["id20-pls"]
+    assert row["n"] == "1"
+    _, text, _ = call("table", "id-noise", "--out", tmp_path, capsys=capsys)
+    assert f"id20-pls: seed 2 of {place} is left out, it was trained with --seed 1\n" in text
+    words = ["--out", tmp_path, "--data", "cifar100=/x", "--only", "id20-pls", "--seeds", "2"]
+    code, _, err = call("run", "id-noise", *words, capsys=capsys)
+    assert code == 2
+    assert f"{place}/seed2: began with --seed 1, not with --seed 2; choose another --out" in err
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,15 @@ def test_one_class_for_all_is_chance(given):
     assert "--weight-decay" in text
 
 
+def test_a_run_that_ends_at_chance(given):
+    memory = memory_of(given)
+    memory.predicted_N.fill_(3)
+    text = health.ended_at_chance(memory, given)
+    assert text.startswith("the run ended at chance: its predictions agree with 1.0%")
+    memory.predicted_N.copy_(given)
+    assert health.ended_at_chance(memory, given) is None
+
+
 def test_random_predictions_are_chance(given):
     memory = memory_of(given)
     memory.predicted_N.copy_(torch.randint(0, C, (N,), generator=torch.Generator().manual_seed(0)))

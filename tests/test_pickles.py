@@ -30,7 +30,7 @@ def test_arrays_come_out_as_they_went_in(tmp_path_factory, array, protocol, fort
     array = np.asfortranarray(array) if fortran else array
     path = tmp_path_factory.mktemp("pickles") / "file"
     path.write_bytes(pickle.dumps({"a": array, "b": [1, 2], "c": np.int64(7)}, protocol))
-    found = read_arrays(path, "x")
+    found = read_arrays(path, "x", "they publish it")
     np.testing.assert_array_equal(found["a"], array)
     assert found["a"].dtype == array.dtype
     assert (found["b"], found["c"]) == ([1, 2], 7)
@@ -43,7 +43,7 @@ def test_files_of_torch(tmp_path, zipped):
     content = {"clean_label": labels, "noisy_label": labels[::-1].copy()}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     assert zipfile.is_zipfile(path) == zipped
-    found = read_arrays(path, "x")
+    found = read_arrays(path, "x", "they publish it")
     assert found.keys() == content.keys()
     for name, array in content.items():
         np.testing.assert_array_equal(found[name], array)
@@ -51,7 +51,7 @@ def test_files_of_torch(tmp_path, zipped):
 
 def test_npz(tmp_path):
     np.savez(tmp_path / "a.npz", data=np.arange(3))
-    assert read_arrays(tmp_path / "a.npz", "x")["data"].tolist() == [0, 1, 2]
+    assert read_arrays(tmp_path / "a.npz", "x", "they publish it")["data"].tolist() == [0, 1, 2]
 
 
 class Touch:
@@ -75,11 +75,11 @@ def test_a_pickle_runs_nothing(tmp_path, protocol):
     for content in ({"data": Touch(sprung)}, [Touch(sprung)], {"data": Evaluate()}):
         trap.write_bytes(pickle.dumps(content, protocol))
         with pytest.raises(InputError, match=r"trap holds more than NumPy arrays \(it asks for"):
-            read_arrays(trap, "x")
+            read_arrays(trap, "x", "they publish it")
     for zipped in (True, False):
         torch.save({"clean_label": Touch(sprung)}, trap, _use_new_zipfile_serialization=zipped)
         with pytest.raises(InputError, match=r"trap holds more than NumPy arrays"):
-            read_arrays(trap, "x")
+            read_arrays(trap, "x", "they publish it")
     assert not sprung.exists()
     trap.write_bytes(pickle.dumps(Touch(sprung)))
     pickle.loads(trap.read_bytes())
@@ -98,19 +98,19 @@ def test_a_pickle_runs_nothing(tmp_path, protocol):
 def test_other_things_are_refused(tmp_path, content, message):
     (tmp_path / "file").write_bytes(pickle.dumps(content))
     with pytest.raises(InputError, match=message):
-        read_arrays(tmp_path / "file", "x")
+        read_arrays(tmp_path / "file", "x", "they publish it")
 
 
 def test_tensors_are_refused(tmp_path):
     torch.save({"a": torch.arange(3)}, tmp_path / "file")
     with pytest.raises(InputError, match="it asks for torch"):
-        read_arrays(tmp_path / "file", "x")
+        read_arrays(tmp_path / "file", "x", "they publish it")
 
 
 def test_other_bytes_than_latin1_are_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"c_codecs\nencode\n(Vabc\nVrot13\ntR.")
     with pytest.raises(InputError, match="text in rot13"):
-        read_arrays(tmp_path / "file", "x")
+        read_arrays(tmp_path / "file", "x", "they publish it")
 
 
 def test_damaged_files(tmp_path):
@@ -118,12 +118,30 @@ def test_damaged_files(tmp_path):
     path = tmp_path / "file"
     for length in (0, 1, 20, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=r"x: .*file (is damaged|holds more)") as error:
-            read_arrays(path, "x")
+        with pytest.raises(
+            InputError, match=r"x: .*file (is damaged \(.*\); they|holds more)"
+        ) as error:
+            read_arrays(path, "x", "they publish it")
         assert "\n" not in str(error.value)
     short = pickle.dumps({"a": np.arange(100, dtype=np.uint8)}).replace(b"Kd\x85", b"Kc\x85")
     path.write_bytes(short)  # 99 values are promised, and 100 are there
     with pytest.raises(InputError, match="is damaged"):
-        read_arrays(path, "x")
+        read_arrays(path, "x", "they publish it")
     with pytest.raises(InputError, match="cannot be read"):
-        read_arrays(tmp_path / "nowhere", "x")
+        read_arrays(tmp_path / "nowhere", "x", "they publish it")
+
+
+@pytest.mark.parametrize("form", ["torch", "npz"])
+def test_half_an_archive_is_no_pickle(tmp_path, form):
+    """Read as a pickle, its first bytes would ask for another file, which sounds like a trap."""
+    path = tmp_path / "file.npz"
+    content = {"a": np.arange(100)}
+    torch.save(content, path) if form == "torch" else np.savez(path, **content)
+    whole = path.read_bytes()
+    assert zipfile.is_zipfile(path)
+    for length in (4, 100, len(whole) // 2, len(whole) - 30):
+        path.write_bytes(whole[:length])
+        with pytest.raises(
+            InputError, match=r"is damaged \(it ends too early.*\); they publish it"
+        ):
+            read_arrays(path, "x", "they publish it")

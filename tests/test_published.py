@@ -191,7 +191,9 @@ def test_cnwl_in_part(cnwl, tmp_path):
     refused(f"cnwl:{cnwl}:0.6", rf"red_noise_nl_0.6 is missing.*RATIO there: 0.4.*{owners}")
     image = cnwl / "training" / "red_noise_nl_0.4" / "3" / "web3.jpg"
     image.rename(image.with_name("other.jpg"))
-    refused(f"cnwl:{cnwl}:0.4", "other.jpg has no entry in mini-imagenet-annotations.json")
+    refused(
+        f"cnwl:{cnwl}:0.4", rf"other.jpg has no entry in mini-imagenet-annotations.json; .*{owners}"
+    )
     image.with_name("other.jpg").rename(image)
     (cnwl / "validation" / "7" / "n17.jpg").unlink()
     refused(f"cnwl:{cnwl}:0.4", rf"validation/7/ holds no images; .*{owners}")
@@ -204,7 +206,7 @@ def test_cnwl_in_part(cnwl, tmp_path):
     notes = cnwl / "mini-imagenet-annotations.json"
     for text in ("{", "[]", '{"data": [[{"image/id": 3}]]}'):
         notes.write_text(text)
-        refused(f"cnwl:{cnwl}:0.4", "is not the file of annotations")
+        refused(f"cnwl:{cnwl}:0.4", rf"is not the file of annotations .*; .*{owners}")
     notes.unlink()
     refused(f"cnwl:{cnwl}:0.4", rf"annotations.json is missing; .* should hold .*{owners}")
 
@@ -381,6 +383,14 @@ def test_web_images_are_not_made_larger(web):
         choose_reader(listing, settings, "crop")
 
 
+def test_empty_lines_at_the_end_of_a_list(web):
+    before = find_source(f"web-bird:{web}")
+    for name in ("train-list.txt", "val-list.txt"):
+        (web / name).write_text((web / name).read_text().rstrip() + "\n\n \n")
+    after = find_source(f"web-bird:{web}")
+    assert (after.train, after.test) == (before.train, before.test)
+
+
 def test_web_in_part(web, tmp_path):
     owners = "https://github.com/NUST-Machine-Intelligence-Laboratory/weblyFG-dataset"
     refused(f"web-bird:{tmp_path}/nowhere", rf"no such folder; .*train-list.txt and .*{owners}")
@@ -445,7 +455,7 @@ def test_imagenet32_in_part(imagenet32, tmp_path):
     refused(f"imagenet32:{root}", rf"train_data_batch_4 missing in .*{owners}")
     whole = (root / "kept").read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    refused(f"imagenet32:{root}", "train_data_batch_4.* is damaged")
+    refused(f"imagenet32:{root}", rf"train_data_batch_4.* is damaged .*{owners}")
     wrong = content["train_data_batch_4"]
     for change in ({"data": wrong["data"][:, :9]}, {"labels": [1]}, {"data": wrong["mean"]}):
         path.write_bytes(pickle.dumps(wrong | change))

@@ -445,6 +445,36 @@ def test_a_warm_up_at_chance_is_noticed(tiny_settings, capsys):
     assert "notice: the warm-up ended at chance" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("method", ["pls", "ce", "mixup"])
+def test_a_collapse_behind_the_warm_up_is_noticed(method, monkeypatch):
+    """The weights are lost in the last epoch; in the warm-up all was well."""
+    track = Session.track
+
+    def lose(session, epoch):
+        if epoch + 1 == session.settings.epochs:
+            for weights in session.network.parameters():
+                weights.data.zero_()
+        return track(session, epoch)
+
+    settings = {"preset": "digits-id40", "method": method, "epochs": 3, "warmup": 2}
+    healthy = pl.train("digits", quiet=True, **settings).summary["notices"]
+    assert not {"warm-up", "end"} & {notice["kind"] for notice in healthy}
+    monkeypatch.setattr(Session, "track", lose)
+    found = pl.train("digits", quiet=True, **settings).summary["notices"]
+    (notice,) = (notice for notice in found if notice["kind"] == "end")
+    assert notice["text"].startswith("the run ended at chance: its predictions agree with ")
+    assert notice["epoch"] == 3
+
+
+@pytest.mark.parametrize("method", ["ce", "mixup"])
+def test_baselines_hear_nothing_of_stage_1(tiny_settings, method):
+    """Which finds no modes in losses that are all equal, but is not learnt from."""
+    images = np.zeros((64, 8, 8), np.uint8)
+    settings = tiny_settings | {"method": method, "epochs": 4}
+    run = pl.train((images, np.arange(64) % 4), quiet=True, **settings)
+    assert {notice["kind"] for notice in run.summary["notices"]} <= {"warm-up", "end"}
+
+
 def test_a_notice_is_given_once(tiny_settings, capsys):
     """Losses that are all equal leave stage 1 without modes, in every epoch."""
     images = np.zeros((64, 8, 8), np.uint8)

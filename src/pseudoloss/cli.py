@@ -460,6 +460,8 @@ def experiments_run(words: list[str]) -> None:
         raise KeyboardInterrupt("interrupted; the same command goes on") from None
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    if "done" not in counts:
+        return
     chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
     print("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
     if experiment.name == "selection":

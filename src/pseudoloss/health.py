@@ -13,14 +13,33 @@ WARM_UP_ONLY = (
     "all epochs are warm-up, so PLS itself never begins and no label is corrected. Give it more "
     "--epochs, or a shorter --warmup."
 )
-CHANCE_SIGMAS = 4.0  # a warm-up this close to guessing has learnt nothing
+CHANCE_SIGMAS = 4.0  # predictions this close to guessing show nothing learnt
 ALMOST_ALL = 0.98  # with 80% noise, stage 1 rightly flags up to 95% after the warm-up
 ALMOST_NONE = 0.01
 
 
 def warm_up_at_chance(memory: Memory, given_N: Tensor) -> str | None:
-    """Whether the warm-up has learnt nothing: it agrees with the given labels no more often than
-    naming the commonest class would. Seen at 80% noise."""
+    """Whether the warm-up has learnt nothing. Seen at 80% noise."""
+    chance = at_chance(memory, given_N)
+    return chance and (
+        f"the warm-up ended at chance: {chance}. The rest of the run will hardly recover. Try "
+        "another --seed, a lower --lr or --weight-decay, a longer --warmup, or --network "
+        "preactresnet18 if it is another."
+    )
+
+
+def ended_at_chance(memory: Memory, given_N: Tensor) -> str | None:
+    """Whether nothing is left of what was learnt, if anything was."""
+    chance = at_chance(memory, given_N)
+    return chance and (
+        f"the run ended at chance: {chance}. The model has likely learnt nothing, or lost "
+        "it. Try a lower --lr, another --seed or a longer --warmup."
+    )
+
+
+def at_chance(memory: Memory, given_N: Tensor) -> str | None:
+    """Whether predictions agree with the given labels no more often than naming the commonest
+    class would."""
     images = len(given_N)
     agreement = int((memory.predicted_N == given_N).sum()) / images
     chance = int(torch.bincount(given_N).max()) / images
@@ -28,10 +47,8 @@ def warm_up_at_chance(memory: Memory, given_N: Tensor) -> str | None:
     if agreement > chance + CHANCE_SIGMAS * sigma:
         return None
     return (
-        f"the warm-up ended at chance: its predictions agree with {agreement:.1%} of the given "
-        f"labels, naming the commonest class would agree with {chance:.1%}. The rest of the run "
-        "will hardly recover. Try another --seed, a lower --lr or --weight-decay, a longer "
-        "--warmup, or --network preactresnet18 if it is another."
+        f"its predictions agree with {agreement:.1%} of the given labels, naming the commonest "
+        f"class would agree with {chance:.1%}"
     )
 
 

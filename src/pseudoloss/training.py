@@ -207,7 +207,9 @@ def prepare(
         data = found
     if settings.corrupt is not None or settings.pool is not None:
         held_out = data.test if data.noisy_test else None
-        noisy = corrupt(data.train, settings.corrupt, settings.seed, settings.pool, held_out)
+        noisy = corrupt(
+            data.train, settings.corrupt, settings.seed, settings.pool, held_out, teller
+        )
         data = replace(data, train=noisy)
     return Prepared(data, settings, options, skipped)
 
@@ -398,11 +400,18 @@ def symptoms(session: Session, epoch: int, stages: Stages) -> dict[str, str | No
     """What may be wrong after an epoch, by kind."""
     memory, settings = session.memory, session.settings
     ends_warm_up, is_last = epoch + 1 == settings.warmup_epochs, epoch + 1 == settings.epochs
+    chance = {
+        "warm-up": health.warm_up_at_chance(memory, session.given_N) if ends_warm_up else None,
+        "end": health.ended_at_chance(memory, session.given_N)
+        if is_last and not ends_warm_up
+        else None,
+    }
+    if settings.method != "pls":  # what stage 1 says of the labels is not trained on
+        return chance
     classes = session.data.train.classes
     first = wording.VALUES[settings.noise_metric]
     second = wording.VALUES[settings.trust_metric]
-    return {
-        "warm-up": health.warm_up_at_chance(memory, session.given_N) if ends_warm_up else None,
+    return chance | {
         "stage 1": health.stage1_collapsed(stages, memory, first),
         "stage 2": health.stage2_collapsed(stages, memory, second),
         "classes": health.classes_lost(session.lost_C(stages), classes) if is_last else None,

@@ -106,7 +106,7 @@ def seconds_left(settings: Settings, line: dict[str, Any]) -> float:
 
 
 def stopped_early(minutes: float, epochs: int, path: Path | None) -> str:
-    text = f"{minutes:g} minutes are over: stopped after epoch {epochs}."
+    text = f"{round(minutes, 2):g} minutes are over: stopped after epoch {epochs}."
     return text if path is None else f"{text} Go on with:\n  {resume_command(path)}"
 
 
@@ -127,7 +127,7 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
     if detection["auc"] is not None:
         lines.append(
             f"  detection  precision {_two(detection['precision'])}, "
-            f"recall {_two(detection['recall'])}, AUC {_two(detection['auc'])}"
+            f"recall {_two(detection['recall'])}, AUC of the loss {_two(detection['auc'])}"
         )
     if guesses["accuracy"] is not None:
         lines.append(

@@ -134,7 +134,9 @@ def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
                 notes.setdefault(str(note["image/id"]), []).append((about, is_clean))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"{spec}: {path} is not the file of annotations ({reason})") from None
+        raise InputError(
+            f"{spec}: {path} is not the file of annotations ({reason}); {OWNERS}"
+        ) from None
     return notes
 
 
@@ -145,7 +147,7 @@ def _truths(
     for name, label in zip(train.names, train.labels, strict=True):
         entries = notes.get(Path(name).stem) if _from_web(name) else [(label, True)]
         if entries is None:
-            raise InputError(f"{spec}: {name} has no entry in {ANNOTATIONS}")
+            raise InputError(f"{spec}: {name} has no entry in {ANNOTATIONS}; {OWNERS}")
         is_clean = dict(entries).get(label, entries[0][1])
         found.append(label if is_clean else None)
     return tuple(found)

@@ -13,6 +13,7 @@ from pseudoloss.config import did_you_mean
 from pseudoloss.data import label_files, pool
 from pseudoloss.data.images import OUT, FileImages, ImageSet
 from pseudoloss.errors import InputError
+from pseudoloss.progress import Teller
 
 BLOCK = 5  # classes that asymmetric-blocks takes together
 
@@ -23,6 +24,7 @@ def corrupt(
     seed: int,
     pool_place: str | None = None,
     held_out: ImageSet | None = None,
+    teller: Teller | None = None,
 ) -> ImageSet:
     """`images` with noise in the given labels, in the images, or in both.
 
@@ -32,6 +34,7 @@ def corrupt(
         seed: decides everything random here.
         pool_place: where the images for "+out" come from (see `pool`).
         held_out: images of the same source that keep their labels; a table may name them too.
+        teller: is told how far the pool is read, and what in it cannot be.
     """
     where = f"--corrupt {noise}"
     asked = asked_for(noise, pool_place)
@@ -53,7 +56,7 @@ def corrupt(
     if pool_place is None:
         return changed
     random = np.random.default_rng([seed, 0xC2])
-    drawn = pool.draw(pool_place, len(out), images.size, images.channels, random)
+    drawn = pool.draw(pool_place, len(out), images.size, images.channels, random, teller)
     if isinstance(images.images_NCHW, FileImages):
         raise InputError(
             f"--pool {pool_place}: images that stay in their files cannot be replaced; "

@@ -57,7 +57,7 @@ def batch_files(folder: Path, where: str) -> list[Path]:
 
 def read_batch(path: Path, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Images (N,3,32,32) and labels of a batch file."""
-    content = read_arrays(path, where)
+    content = read_arrays(path, where, OWNERS)
     try:
         rows, labels = np.asarray(content["data"]), np.asarray(content["labels"])
         if rows.dtype != np.uint8 or labels.dtype.kind not in "iu" or len(rows) != len(labels):

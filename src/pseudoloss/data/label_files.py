@@ -26,7 +26,7 @@ def human(images: ImageSet, file: str, name: str | None, where: str) -> ImageSet
         raise InputError(
             f"{where}: no such file; it should be CIFAR-10_human.pt or CIFAR-100_human.pt; {OWNERS}"
         )
-    content = read_arrays(path, where)
+    content = read_arrays(path, where, OWNERS)
     known = [key for key in content if key != "clean_label"]
     if name is None:
         name = next((key for key in HUMAN_DEFAULTS if key in content), HUMAN_DEFAULTS[0])

@@ -18,15 +18,20 @@ import numpy as np
 
 from pseudoloss.errors import InputError
 
+ZIP = b"PK\x03\x04"  # how an archive begins; where it lies is written at its end
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # how torch's files began before they were zip archives
 
 
-def read_arrays(path: Path, where: str) -> dict[str, Any]:
-    """The named arrays, lists and numbers of a file: a pickle, `.npz`, or what torch.save wrote."""
+def read_arrays(path: Path, where: str, owners: str) -> dict[str, Any]:
+    """The named arrays, lists and numbers of a file: a pickle, `.npz`, or what torch.save wrote.
+    `owners` says where a damaged one can be had again."""
     try:
         if zipfile.is_zipfile(path):
             return _from_zip(path, where)
         with path.open("rb") as file:
+            if file.read(len(ZIP)) == ZIP:
+                raise ValueError("it ends too early: perhaps a download that stopped half-way")
+            file.seek(0)
             found = _load(file)
             if found == TORCH_MAGIC:
                 _load(file), _load(file)  # torch's version, and facts about the machine
@@ -40,7 +45,7 @@ def read_arrays(path: Path, where: str) -> dict[str, Any]:
             f"{where}: {path} holds more than NumPy arrays ({error}), and is not opened"
         ) from None
     except Exception as error:  # a damaged pickle raises whatever it likes
-        raise InputError(f"{where}: {path} is damaged ({_reason(error)})") from None
+        raise InputError(f"{where}: {path} is damaged ({_reason(error)}); {owners}") from None
     return _named(found, path, where)
 
 

@@ -17,9 +17,10 @@ from pseudoloss.data.image_files import Entry, Item, Reader
 from pseudoloss.data.imagenet32 import HOME, SIZE, batch_files, read_batch
 from pseudoloss.data.images import to_pixels
 from pseudoloss.data.items import as_content
-from pseudoloss.data.listing import for_each, no_progress
+from pseudoloss.data.listing import for_each
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
+from pseudoloss.progress import Silent, Teller
 
 POOL = (
     "a pool is a folder of images (such as Places365, which its owners publish at "
@@ -31,24 +32,46 @@ Choose = Callable[[np.ndarray], Sequence[Entry]]  # from places in the pool to i
 
 
 def draw(
-    pool: str, count: int, size: tuple[int, int], channels: int, random: np.random.Generator
+    pool: str,
+    count: int,
+    size: tuple[int, int],
+    channels: int,
+    random: np.random.Generator,
+    teller: Teller | None = None,
 ) -> Tensor:
-    """`count` different images of the pool in random order, as uint8 N,C,H,W."""
+    """`count` different images of the pool in random order, as uint8 N,C,H,W. Others take the
+    place of those that cannot be read."""
+    teller = teller or Silent()
     where = f"--pool {pool}"
     total, choose = _open(_path(pool), where)
     if total < count:
         raise InputError(f"{where}: has {total:,} images, and {count:,} are needed")
-    entries = choose(random.choice(total, size=count, replace=False))
     reader = Reader(channels, size, "published-stretch")
     pixels_NCHW = np.empty((count, channels, *size), np.uint8)
+    missing, untried = np.arange(count), np.arange(total)
+    broken: list[str] = []
+    while len(missing):
+        if len(untried) < len(missing):
+            raise InputError(
+                f"{where}: {count:,} images are needed, and {len(broken):,} of {total:,} cannot be "
+                f"read (the first: {broken[0]})"
+            )
+        places = random.choice(untried, size=len(missing), replace=False)
+        untried = np.setdiff1d(untried, places)
+        entries = choose(places)
 
-    def read(i: int) -> None:
-        pixels_NCHW[i] = reader.read(entries[i])
+        def read(i: int, entries: Sequence[Entry] = entries, goals: np.ndarray = missing) -> None:
+            pixels_NCHW[goals[i]] = reader.read(entries[i])
 
-    found = for_each(range(count), read, "reading the pool", no_progress)
-    for entry, error in zip(entries, found, strict=True):
-        if error is not None:
-            raise InputError(f"{where}: {entry} cannot be read ({error})")
+        found = for_each(range(len(entries)), read, "reading the pool", teller.progress)
+        failed = [i for i, error in enumerate(found) if error is not None]
+        broken += [f"{entries[i]}, {found[i]}" for i in failed]
+        missing = missing[failed]
+    if broken:
+        teller.notice(
+            f"{where}: {len(broken):,} of its images cannot be read (the first: {broken[0]}), and "
+            "others take their place"
+        )
     return torch.from_numpy(pixels_NCHW)
 
 

@@ -30,7 +30,7 @@ def _listed(root: Path, part: str, spec: str) -> Listed:
     """The images of a list, with their classes. Paths begin in the folder itself or in its part."""
     path = root / f"{part}-list.txt"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").rstrip().splitlines()
     except OSError as error:
         raise InputError(
             f"{spec}: {path} cannot be read ({error.strerror}); {root} should hold {LAYOUT}; "

@@ -87,7 +87,8 @@ class Job:
         return ""
 
     def settings(self) -> Settings:
-        return request(self.cell.preset, None, self.changes).settings("default")
+        changes = {**self.changes, "seed": self.seed}
+        return request(self.cell.preset, None, changes).settings("default")
 
     def differences(self) -> list[tuple[str, str]]:
         """What its folder began with, and what the job wants instead."""
@@ -98,7 +99,7 @@ class Job:
         found = [
             (as_flag(name, before[name]), as_flag(name, value))
             for name, value in as_json(self.settings()).items()
-            if name != "seed" and not same_for_a_run(name, before[name], value)
+            if not same_for_a_run(name, before[name], value)
         ]
         if self.folder.finished and self._other_pool(recorded.settings.pool):
             found.insert(0, (as_flag("pool", recorded.settings.pool), f"--pool {self._pool}"))

@@ -159,6 +159,12 @@ def from_folders(out: Path, cell: Cell, notes: list[str]) -> Iterable[Result]:
             notes.append(f"{cell.name}: seed {seed} is left out, its folder is damaged ({error})")
             continue
         recorded = run.recorded
+        if recorded.settings.seed != seed:
+            notes.append(
+                f"{cell.name}: seed {seed} of {place} is left out, it was trained with --seed "
+                f"{recorded.settings.seed}"
+            )
+            continue
         if kind_of(recorded.source) != kind_of(cell.source):
             notes.append(
                 f"{cell.name}: seed {seed} of {place} is left out, it was trained on "
