@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from conftest import make_images
-from pseudoloss.cli import COMMANDS, EXPERIMENTS_COMMANDS, main, train_parser
+from pseudoloss.cli import COMMANDS, main, train_parser
 from pseudoloss.config import NO_SETTINGS, flag, setting_types
+from pseudoloss.experiments import commands
 
 SNAPSHOT = Path(__file__).parent / "options.txt"
 QUICK = ["--network", "small-cnn", "--batch-size", "16", "--epochs", "2", "--pad", "0"]
@@ -52,7 +53,7 @@ def test_version(capsys):
         *([name, "--help"] for name in ("predict", "evaluate", "export")),
         *(["predict", "run"], ["evaluate", "run", "x", "--part", "y"], ["export", "run"]),
         *(["inspect", "--help"], ["inspect"]),
-        *(["experiments", name, "--help"] for name in EXPERIMENTS_COMMANDS),
+        *(["experiments", name, "--help"] for name in commands.COMMANDS),
         *(["experiments", "list"], ["experiments", "list", "ablation"]),
         *(["experiments", "run", "nothing"], ["experiments", "table", "nothing"]),
     ],
@@ -76,7 +77,7 @@ def test_importing_the_package_is_light():
 def test_the_options_are_those_we_know_of(capsys):
     """Changing an option is a decision: then change tests/options.txt too."""
     found = []
-    for command in (*COMMANDS, *(f"experiments {name}" for name in EXPERIMENTS_COMMANDS)):
+    for command in (*COMMANDS, *(f"experiments {name}" for name in commands.COMMANDS)):
         words = help_of(command, capsys).replace(",", " ").split()
         flags = dict.fromkeys(word for word in words if word.startswith("--"))
         found += [f"{command} {flag}" for flag in flags if flag.strip("-")]

@@ -3,11 +3,9 @@
 import argparse
 import io
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any
 
 from pseudoloss import __version__
 from pseudoloss.config import (
@@ -23,6 +21,8 @@ from pseudoloss.config import (
     setting_types,
 )
 from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.experiments.commands import experiments
+from pseudoloss.flags import Parser, duration, number, path, peek, reading_of, whole
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -81,13 +81,13 @@ def demo(words: list[str]) -> None:
     parser = Parser("demo", demo)
     parser.add_argument(
         "--out",
-        type=_path,
+        type=path,
         metavar="DIR",
         help="where to write; new (default: pseudoloss-demo, or that with a number behind it)",
     )
     parser.add_argument(
         "--seed",
-        type=_whole,
+        type=whole,
         default=1,
         metavar="N",
         help="seed of noise and training (default: 1)",
@@ -111,7 +111,7 @@ def train(words: list[str]) -> None:
     web-car:DIR.
     Everything that is learnt goes into the run folder RUN.
     """
-    args = train_parser(_peek(words, "--preset")).parse(words)
+    args = train_parser(peek(words, "--preset")).parse(words)
     if args.out is None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
     known = (*setting_types(), *READING)
@@ -159,7 +159,7 @@ def inspect(words: list[str]) -> None:
     )
     add(
         "--limit",
-        type=_whole,
+        type=whole,
         default=3,
         metavar="N",
         help="how many files or pictures to name of each kind (default: 3)",
@@ -200,7 +200,7 @@ def predict(words: list[str]) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="the run folder")
     add("images", nargs="+", metavar="IMAGES", help="image files, folders and tables")
-    add("--out", type=_path, metavar="FILE", help="write there, not to the terminal; new")
+    add("--out", type=path, metavar="FILE", help="write there, not to the terminal; new")
     add("--force", action="store_true", help="replace FILE if it exists")
     add(
         "--format",
@@ -210,7 +210,7 @@ def predict(words: list[str]) -> None:
     add("--probabilities", action="store_true", help="the probability of every class too")
     add(
         "--top",
-        type=_whole,
+        type=whole,
         default=1,
         metavar="K",
         help="name the K most likely classes (default: 1)",
@@ -266,7 +266,7 @@ def evaluate(words: list[str]) -> None:
     add("--part", choices=("train", "val", "test"), help="part of SOURCE")
     add(
         "--out",
-        type=_path,
+        type=path,
         metavar="DIR",
         help="write evaluation.json, classes.csv, confusion.csv and predictions.csv there; new",
     )
@@ -306,7 +306,7 @@ def export(words: list[str]) -> None:
     parser.usage = "pseudoloss export RUN --out DIR [OPTION ...]"
     add = parser.add_argument
     add("run", metavar="RUN", help="the run folder")
-    add("--out", type=_path, metavar="DIR", help="the folder to write; new")
+    add("--out", type=path, metavar="DIR", help="the folder to write; new")
     add(
         "--format",
         choices=("onnx", "torchscript", "safetensors"),
@@ -353,228 +353,6 @@ def _needs(preset: str) -> str:
     return f"  (needs {NEEDS[preset]})" if preset in NEEDS else ""
 
 
-def experiments(words: list[str]) -> None:
-    """Repeat the paper's experiments: their runs, tables and figures.
-
-    pseudoloss experiments list      what there is
-    pseudoloss experiments run       train the cells of an experiment
-    pseudoloss experiments table     the paper's numbers beside ours
-    pseudoloss experiments figure    draw a figure from the runs
-
-    Each has a --help of its own.
-    """
-    if words and words[0] in EXPERIMENTS_COMMANDS:
-        EXPERIMENTS_COMMANDS[words[0]](words[1:])
-        return
-    parser = Parser("experiments", experiments)
-    parser.usage = f"pseudoloss experiments {'|'.join(EXPERIMENTS_COMMANDS)} ..."
-    parser.add_argument("what", nargs="?", help=argparse.SUPPRESS)
-    what = parser.parse(words).what
-    if what is not None:
-        hint = did_you_mean(what, EXPERIMENTS_COMMANDS)
-        raise InputError(f"experiments {what}: no such command{hint}")
-    parser.print_help()
-
-
-def experiments_list(words: list[str]) -> None:
-    """List the experiments and figures; with NAME, the cells of an experiment."""
-    parser = Parser("experiments list", experiments_list)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment")
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, experiment_of
-
-    if args.name is not None:
-        experiment = experiment_of(args.name)
-        has_extra = any(cell.extra for cell in experiment.cells)
-        hint = "; extra cells run only with --only" if has_extra else ""
-        print(f"{experiment.title} ({experiment.where}){hint}")
-        for cell in experiment.cells:
-            changes = " ".join(as_flag(name, value) for name, value in cell.changes.items())
-            paper = "" if cell.paper is None else f"paper {cell.paper:.2f}"
-            extra = "extra" if cell.extra else ""
-            line = f"  {cell.name:32} {paper:12} {extra:6} --preset {cell.preset} {changes}"
-            print(line.rstrip())
-        return
-    print("experiments (list NAME shows the cells):")
-    for name, experiment in EXPERIMENTS.items():
-        count = len(experiment.choose(None))
-        cells = f"{count} cell{'s' if count > 1 else ''}"
-        print(f"  {name:16} {experiment.title} ({experiment.where}); {cells}")
-    print("figures, from the runs of selection:")
-    for name, title in FIGURES.items():
-        print(f"  {name:16} {title}")
-
-
-def experiments_run(words: list[str]) -> None:
-    """Train the cells of an experiment that are not done yet.
-
-    A cell (a setting) with a seed is a run folder, OUT/EXPERIMENT/CELL/seedN. The same command goes
-    on with what was broken off, and may run several times at once, on all machines that share OUT.
-    """
-    parser = Parser("experiments run", experiments_run)
-    parser.usage = "pseudoloss experiments run NAME --data KIND=DIR [OPTION ...]"
-    add = parser.add_argument
-    add("name", metavar="NAME", help="an experiment; see pseudoloss experiments list")
-    _add_out(parser)
-    _add_several(
-        parser,
-        "--data",
-        "KIND=DIR",
-        "where data lie: cifar100, cnwl, web-aircraft, web-bird, web-car, and the pools imagenet32 "
-        "and places365",
-    )
-    add("--seeds", type=_whole, nargs="+", default=[1, 2, 3], metavar="N", help=SEEDS)
-    _add_only(parser)
-    _add_several(
-        parser, "--set", "NAME=VALUE", "another value of a setting in all cells, such as epochs=2"
-    )
-    add("--minutes", type=_number, metavar="M", help="stop when M minutes are over")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="only list the cells, their state, and the command that trains each",
-    )
-    add("--quiet", action="store_true", help="a line a cell, none an epoch")
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import experiment_of
-
-    experiment = experiment_of(args.name)
-    experiment.choose(args.only)
-    from pseudoloss.experiments import cells
-
-    places, changes = cells.read_places(args.data), cells.read_changes(args.set)
-    jobs = cells.plan(
-        experiment, args.out, places, seeds=args.seeds, only=args.only, changes=changes
-    )
-    if args.dry_run:
-        cells.check_settings(jobs)
-        for job in jobs:
-            others = ", ".join(f"{before} (not {wanted})" for before, wanted in job.differences())
-            state = "other" if others else job.state
-            why = f": other settings: {others}" if others else job.damage and f": {job.damage}"
-            print(f"{state:5} {job.name}{why}\n      {job.command}")
-        return
-    try:
-        states = cells.run(jobs, places, minutes=args.minutes, quiet=args.quiet, say=_say)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on") from None
-    counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
-    print(", ".join(f"{count} {state}" for state, count in counts.items()))
-    if "done" not in counts:
-        return
-    chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
-    print("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
-    if experiment.name == "selection":
-        print("   or: pseudoloss " + shlex.join(["experiments", "figure", "accuracy", *chosen]))
-
-
-def experiments_table(words: list[str]) -> None:
-    """The paper's numbers beside ours: mean ± standard deviation over seeds, and the difference.
-
-    Ours come from the run folders in OUT and from result files of benchmarks/run.py. Where neither
-    is named, from experiments/ and benchmarks/results/, as far as they are there.
-    """
-    parser = Parser("experiments table", experiments_table)
-    parser.usage = "pseudoloss experiments table NAME [OPTION ...]"
-    add = parser.add_argument
-    add("name", metavar="NAME", help="an experiment; see pseudoloss experiments list")
-    add("--out", type=_path, metavar="OUT", help="the folder of the runs")
-    add("--results", type=_path, metavar="DIR", help="a folder of result files")
-    add("--seeds", type=_whole, nargs="+", metavar="N", help="seeds that count (default: all)")
-    _add_only(parser)
-    add(
-        "--format",
-        choices=("text", "markdown", "csv"),
-        default="text",
-        help="of the table (default: text)",
-    )
-    add("--file", type=_path, metavar="FILE", help="write it there, not to the terminal; new")
-    add("--force", action="store_true", help="replace FILE if it exists")
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import experiment_of
-
-    experiment = experiment_of(args.name)
-    chosen = experiment.choose(args.only)
-    from pseudoloss.experiments import tables
-    from pseudoloss.files import refuse_existing, write_bytes
-
-    if args.file is not None and not args.force:
-        refuse_existing(args.file, "--file", "add --force to replace it")
-    out, results = args.out, args.results
-    if out is None and results is None:
-        out, results = OUT, RESULTS if RESULTS.is_dir() else None
-    elif out is not None and not out.is_dir():
-        raise InputError(f"--out {out}: no such folder")
-    lines, notes = tables.collect(chosen, out, results, args.seeds)
-    extra = 0 if args.only else len(experiment.cells) - len(chosen)
-    if extra:
-        notes.append(f"{extra} extra cells (baselines, trials) are not shown; --only '*' shows all")
-    if not any(line.results for line in lines):
-        places = " and ".join(str(place) for place in (out, results) if place is not None)
-        seeds = f" with --seeds {' '.join(map(str, args.seeds))}" if args.seeds else ""
-        hidden = [cell for cell in experiment.cells if extra and cell not in chosen]
-        others, _ = tables.collect(hidden, out, results, args.seeds)
-        found = any(line.results for line in others)
-        hint = "; there are some of the extra cells, which --only '*' shows" if found else ""
-        nothing = f"no finished runs of {experiment.name} were found in {places}{seeds}{hint}"
-        print(f"pseudoloss: {nothing}", file=sys.stderr)
-    text = tables.FORMATS[args.format](experiment, lines, notes)
-    if args.file is None:
-        print(text, end="")
-        return
-    try:
-        args.file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(args.file, text.encode())
-    except OSError as error:
-        raise InputError(f"--file {args.file}: cannot be written ({error.strerror})") from None
-
-
-def experiments_figure(words: list[str]) -> None:
-    """Draw a figure of the paper from the runs of `selection`.
-
-    NAME is noise-retrieval, guess-retrieval, accuracy or bias. Wants matplotlib.
-    """
-    parser = Parser("experiments figure", experiments_figure)
-    parser.usage = "pseudoloss experiments figure NAME [OPTION ...]"
-    add = parser.add_argument
-    add("name", metavar="NAME", help="a figure")
-    _add_out(parser)
-    add("--file", type=_path, metavar="FILE", help=".svg or .png; new (default: NAME.svg)")
-    add("--force", action="store_true", help="replace FILE if it exists")
-    _add_only(parser)
-    add(
-        "--epochs",
-        type=_whole,
-        nargs=2,
-        metavar="N",
-        help="epochs of the histograms of guess-retrieval (default: a third of the way; the last)",
-    )
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import FIGURES
-
-    if args.name not in FIGURES:
-        raise InputError(f"{args.name}: no such figure{did_you_mean(args.name, FIGURES)}")
-    from pseudoloss.experiments.figures import draw
-    from pseudoloss.files import refuse_existing
-
-    file = args.file or Path(f"{args.name}.svg")
-    if not args.force:
-        refuse_existing(file, "--file", "add --force to replace it")
-    for note in draw(args.name, args.out, file, args.only, args.epochs):
-        print(note)
-    print(f"written: {file}")
-
-
-OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
-SEEDS = "seeds of noise and training (default: 1 2 3)"
-
-EXPERIMENTS_COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "list": experiments_list,
-    "run": experiments_run,
-    "table": experiments_table,
-    "figure": experiments_figure,
-}
-
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "inspect": inspect,
@@ -590,43 +368,15 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 # ------------------------------------------------------------------------------------- parsing
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, in the words of the flag."""
-
-    def __init__(self, name: str, command: Callable[[list[str]], None]) -> None:
-        super().__init__(
-            prog=f"pseudoloss {name}",
-            description="\n".join(line.strip() for line in (command.__doc__ or "").splitlines()),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-            add_help=False,
-        )
-        self.add_argument("-h", "--help", action="help", help="show this and exit")
-
-    def parse(self, words: list[str]) -> argparse.Namespace:
-        args, unknown = self.parse_known_args([_dashed(word) for word in words])
-        if unknown:
-            word = unknown[0].partition("=")[0]
-            known = [name for name in self._option_string_actions if name.startswith("--")]
-            what = "option" if word.startswith("-") else "argument"
-            hint = did_you_mean(word, known) if what == "option" else ""
-            hint = hint if hint.startswith("; did") else f" (see {self.prog} --help)"
-            raise InputError(f"{word}: no such {what}{hint}")
-        return args
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
-
-
 def train_parser(preset: str | None) -> Parser:
     """Flags of the command itself, and one for every setting, with the values of the preset."""
     parser = Parser("train", train)
     parser.usage = "pseudoloss train SOURCE --out RUN [OPTION ...]"
     add = parser.add_argument
     add("source", nargs="?", metavar="SOURCE", help="what to train on; may be left out to resume")
-    add("--out", type=_path, metavar="RUN", help="the run folder; new, unless --resume is given")
+    add("--out", type=path, metavar="RUN", help="the run folder; new, unless --resume is given")
     add("--preset", metavar="NAME", help="settings to start from (default: what fits the source)")
-    add("--config", type=_path, metavar="FILE", help="a TOML file of settings, or a config.json")
+    add("--config", type=path, metavar="FILE", help="a TOML file of settings, or a config.json")
     add(
         "--resume",
         action="store_true",
@@ -634,19 +384,19 @@ def train_parser(preset: str | None) -> Parser:
     )
     add(
         "--minutes",
-        type=_number,
+        type=number,
         metavar="M",
         help="stop after an epoch when M minutes are over; --resume goes on",
     )
     add(
         "--time",
-        type=_duration,
+        type=duration,
         metavar="TIME",
         help="choose as many epochs as fit into this time, such as 30m or 2h",
     )
     add(
         "--checkpoint-every",
-        type=_whole,
+        type=whole,
         default=1,
         metavar="N",
         help="epochs between two checkpoints; the last epoch always has one (default: 1)",
@@ -661,7 +411,7 @@ def train_parser(preset: str | None) -> Parser:
         shown = "" if values[name] is None else f" (default: {as_text(values[name])})"
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
         options["help"] = (text + shown).replace("%", "%%")
-        group.add_argument(flag(name), **options, **_kind(name))
+        group.add_argument(flag(name), **options, **reading_of(name))
     return parser
 
 
@@ -681,7 +431,7 @@ def _add_reading(parser: Parser) -> None:
     )
     add(
         "--hold-out",
-        type=_number,
+        type=number,
         metavar="X",
         help="share of the images to test on, where SOURCE has none for that (default: 0.1)",
         **missing,
@@ -718,95 +468,6 @@ def _add_model(parser: Parser) -> None:
 def _add_best(parser: Parser) -> None:
     text = "the model of the best epoch, not of the last one"
     parser.add_argument("--best", action="store_true", help=text)
-
-
-def _add_out(parser: Parser) -> None:
-    text = f"the folder of the runs (default: {OUT})"
-    parser.add_argument("--out", type=_path, default=OUT, metavar="OUT", help=text)
-
-
-def _add_only(parser: Parser) -> None:
-    text = "cells whose name matches, such as 'id50-*'; '*' is all, the extra ones too"
-    _add_several(parser, "--only", "PATTERN", text)
-
-
-def _add_several(parser: Parser, name: str, metavar: str, text: str) -> None:
-    """An option that takes several words, and may be given again."""
-    parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _kind(name: str) -> dict[str, Any]:
-    """How argparse reads a setting."""
-    hint = setting_types()[name]
-    choices = get_args(hint)
-    if choices and isinstance(choices[0], str):
-        return {"choices": choices}
-    kind, optional = choices[0] if choices else hint, type(None) in choices
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    readers: dict[type, tuple[Callable[[str], Any], str]]
-    readers = {int: (_whole, "N"), float: (_number, "X"), str: (str, "TEXT")}
-    read, metavar = readers[kind]
-    if optional:
-        return {
-            "type": lambda word: None if word.lower() == "none" else read(word),
-            "metavar": metavar,
-        }
-    return {"type": read, "metavar": metavar}
-
-
-def _whole(word: str) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {word}") from None
-
-
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {word}") from None
-
-
-def _duration(word: str) -> float:
-    """Minutes, from 90s, 30m, 2h or a number of minutes."""
-    units = {"s": 1 / 60, "m": 1.0, "h": 60.0}
-    number, unit = (word[:-1], word[-1]) if word[-1:] in units else (word, "m")
-    try:
-        minutes = float(number) * units[unit]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a time such as 30m or 2h, not {word}") from None
-    if not 0 < minutes < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a time above 0, not {word}")
-    return minutes
-
-
-def _path(word: str) -> Path:
-    """A path. Nothing (a variable of the shell that is not set) is not the current folder."""
-    if not word:
-        raise argparse.ArgumentTypeError("is empty")
-    return Path(word)
-
-
-def _dashed(word: str) -> str:
-    """--batch_size is --batch-size."""
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
-
-
-def _peek(words: list[str], name: str) -> str | None:
-    """The value of a flag, before the words are parsed properly."""
-    for i, word in enumerate(words):
-        if word == name:
-            return words[i + 1] if i + 1 < len(words) else None
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
 
 
 def complain(text: str, code: int) -> int:
