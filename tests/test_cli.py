@@ -222,7 +222,7 @@ BAD = {
     ),
     "minutes": (
         ["train", "digits", "--out", "RUN", "--minutes", "-2"],
-        "--minutes must be above 0",
+        "--minutes must be a number above 0",
     ),
     "config": (["train", "digits", "--out", "RUN", "--config", "no.toml"], "--config no.toml"),
     "device": (["train", "digits", "--out", "RUN", "--device", "cuda:99"], "--device cuda:99"),

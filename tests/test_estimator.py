@@ -77,6 +77,16 @@ def test_clone_and_parameters():
         PLS(epoch=3)
 
 
+def test_small_sets_get_small_batches():
+    """As they do from pl.train: folds of a small set have fewer images than a batch has."""
+    images, labels = make_images()
+    quick = {"network": "small-cnn", "epochs": 2}
+    model = PLS(**quick).fit(images[:40], labels[:40])
+    assert model.run_.settings.batch_size <= 40 // 8
+    with pytest.raises(InputError, match="--batch-size 256 is larger than the set"):
+        PLS(preset="default", **quick).fit(images[:40], labels[:40])
+
+
 def test_grid_search():
     images, labels = make_images(96)
     search = GridSearchCV(PLS(**TINY), {"gamma": [1.0, 2.0]}, cv=2).fit(images, labels)
@@ -98,7 +108,7 @@ def test_bad_input():
     with pytest.raises(InputError, match="all labels are of one class"):
         PLS(**TINY).fit(images, labels * 0)
     with pytest.raises(InputError, match="--batch-size 256 is larger than the set"):
-        PLS().fit(images, labels)
+        PLS(preset="default").fit(images, labels)
     with pytest.raises(InputError, match="all numbers or all text"):
         PLS(**TINY).fit(images, np.array(["a", 1] * 32, dtype=object))
     with pytest.raises(NotFittedError):

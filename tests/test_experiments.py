@@ -371,20 +371,21 @@ def test_what_a_cell_noticed_is_said_when_it_is_done_and_below_the_table(
     tmp_path, capsys, monkeypatch
 ):
     notice = "the warm-up ended at chance: 1% agree. Try another --seed"
+    left_out = "4 files are left out (the first: a.png, empty file); run/skipped.csv lists all"
 
     def train(source, out, *, preset, resume, minutes, quiet, **changes):
-        write_run(out, source, PRESETS[preset] | changes, 1.0, 2.0, [notice], skipped=4)
+        write_run(out, source, PRESETS[preset] | changes, 1.0, 2.0, [notice, left_out])
         return type("Run", (), {"finished": True})()
 
     monkeypatch.setattr(cells, "train", train)
     words = ["--out", tmp_path, "--only", "*-ce"]
     _, text, _ = call("run", "digits", "--seeds", "1", "--quiet", *words, capsys=capsys)
-    short, left_out = notice.partition(".")[0], "4 files of its data could not be read and were"
+    short = notice.partition(".")[0]
     assert f"[1/1] digits-ce seed 1: notice: {short}\n" in text
-    assert f"[1/1] digits-ce seed 1: notice: {left_out} left out\n" in text
+    assert f"[1/1] digits-ce seed 1: notice: {left_out}\n" in text
     _, text, _ = call("table", "digits", *words, capsys=capsys)
     assert f"\ndigits-ce: notice of seed 1: {short}\n" in text
-    assert f"\ndigits-ce: notice of seed 1: {left_out} left out\n" in text
+    assert f"\ndigits-ce: notice of seed 1: {left_out}\n" in text
     make_file(tmp_path / "results", "a.json", "digits --preset digits-id40", [(2, 70, 71)])
     content = json.loads((tmp_path / "results" / "a.json").read_text())
     content["runs"][0]["notices"] = [{"epoch": 30, "kind": "k", "text": notice}]

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -132,6 +133,10 @@ def test_the_program_says_what_we_say_without_us(form, exported, photo_run, phot
     ]
     assert result.stdout.splitlines() == lines
     assert result.stderr == ""
+    words = shlex.join([sys.executable, "-c", program, *paths * 3])
+    shell = ["bash", "-o", "pipefail", "-c", f"{words} | head -n 1"]
+    short = subprocess.run(shell, cwd=exported[form].path, capture_output=True, text=True)
+    assert (short.returncode, short.stdout, short.stderr) == (0, lines[0] + "\n", "")
 
 
 @pytest.mark.parametrize("form", list(export.FILES))

@@ -264,7 +264,7 @@ def test_broken_images_to_test_on(photos):
         (["train/c/a.png", "val/d/a.png"], {}, "the val part: val/d/a.png has the class d, which"),
         (["c/a.png"], {"test": "nowhere"}, "--test nowhere: no such source"),
         (["c/a.png"], {"test": "digits"}, "--test digits: no such source"),
-        (["c/a.png"], {"hold_out": 1}, "--hold-out must be at least 0 and below 1, not 1"),
+        (["c/a.png"], {"hold_out": 1}, "--hold-out must be a number from 0 to below 1, not 1"),
         (["c/a.png"], {"hold_out": "x"}, "--hold-out must be"),
         (["c/a.png"], {"fit": "pad"}, "--fit must be crop or stretch, not pad"),
     ],

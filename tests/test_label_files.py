@@ -160,9 +160,9 @@ def test_a_table_does_not_make_a_truth(table):
         ("", "cannot be read"),
         (
             rows("index,label", range(39), CLEAN[:39]),
-            r"1 images have no row \(the first is image 39",
+            r"1 images have no row \(the first has the index 39\)",
         ),
-        (rows("index,label", [*range(40), 7], [*CLEAN, 1]), "image 7 has 2 rows"),
+        (rows("index,label", [*range(40), 7], [*CLEAN, 1]), "the index 7 has 2 rows"),
         (
             rows("index,label", [*range(39), 99], CLEAN),
             "row 40: no image that is trained on or held out has the index 99",

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import unicodedata
 
 import numpy as np
 import pandas as pd
@@ -72,6 +74,63 @@ def test_the_command_says_what_it_leaves_out_and_how_accuracy_is_meant(photos, t
     assert "on held-out images" in text
     assert "on noisy labels" in text
     assert "of the labels seem to be wrong; most in class" in text
+
+
+def left_out(run):
+    (notice,) = (notice for notice in run.summary["notices"] if notice["kind"] == "skipped")
+    return notice
+
+
+def test_what_is_left_out_is_told_without_a_folder_too(photos, tmp_path, capsys):
+    (photos / "ant" / "broken.png").write_bytes(b"\x89PNG")
+    notice = left_out(pl.train(photos, **QUICK))
+    assert notice["epoch"] == 1
+    assert notice["text"].startswith("1 file is left out (the first: ant/broken.png, ")
+    assert "lists all" not in notice["text"]
+    assert f"notice: {notice['text']}\n" in capsys.readouterr().out
+    notice = left_out(pl.train(photos, tmp_path / "run", quiet=True, **QUICK))
+    assert notice["text"].endswith(f"; {tmp_path}/run/skipped.csv lists all")
+
+
+def test_what_is_left_out_of_a_resumed_run_is_listed(photos, tmp_path):
+    """A table that was saved into the folder of images, say, while the run was stopped."""
+    out = tmp_path / "run"
+    pl.train(photos, out, quiet=True, minutes=1e-9, **QUICK)
+    assert not (out / "skipped.csv").exists()
+    (photos / "mended.csv").write_text("path,label\n")
+    run = pl.train(out=out, resume=True, quiet=True)
+    assert run.finished
+    assert "mended.csv" in left_out(run)["text"]
+    assert pd.read_csv(out / "skipped.csv")["path"].tolist() == ["mended.csv"]
+
+
+def test_a_run_inside_the_test_images_is_refused(photos, tmp_path):
+    checked = tmp_path / "checked"
+    shutil.copytree(photos, checked)
+    with pytest.raises(InputError, match=r"checked/run: lies in .*checked, whose folders are cla"):
+        pl.train(photos, checked / "run", test=str(checked), quiet=True, **QUICK)
+    assert not (checked / "run").exists()
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_class_is_the_same_however_its_signs_are_written(photos, tmp_path, form):
+    name = unicodedata.normalize(form, "äpfel")
+    (photos / "ant").rename(photos / name)
+    run = pl.train(photos, tmp_path / "run", quiet=True, **QUICK)
+    assert unicodedata.normalize("NFC", "äpfel") in run.model.classes
+    (photos / name).rename(photos / "x")
+    (photos / "x").rename(photos / unicodedata.normalize("NFD" if form == "NFC" else "NFC", name))
+    run.model.evaluate(photos)  # knows all classes
+
+
+def test_columns_are_for_tables(photos, tmp_path):
+    message = "--label-column is for tables"
+    with pytest.raises(InputError, match=message):
+        pl.train(photos, label_column="kind", quiet=True, **QUICK)
+    rows = [f"{path},{path.parent.name}" for path in sorted(photos.glob("*/*.*"))]
+    (tmp_path / "checked.csv").write_text("\n".join(["path,kind", *rows]))
+    words = {"label_column": "kind", "test": str(tmp_path / "checked.csv")}
+    pl.train(photos, quiet=True, **words, **QUICK)  # its test images come from one
 
 
 def test_strict_refuses_and_writes_nothing(photos, tmp_path):
@@ -399,6 +458,21 @@ def test_the_pace_counts_the_way_of_the_images(photos, monkeypatch):
     with Session(data, request(None, None, QUICK).settings("default"), Silent()) as session:
         pace = measure_pace(session)
     assert pace == pytest.approx((3, 3, 1, 8 / 56, 0))  # 56 images: three batches, or one part
+
+
+def test_epochs_that_the_time_chooses_are_not_named_before(photos, capsys):
+    pl.train(photos, device="cpu", minutes=1e-9, image_size=8)
+    assert "--network small-cnn --epochs 30" in capsys.readouterr().out
+    pl.train(photos, device="cpu", time_budget=0.05, image_size=8)
+    text = capsys.readouterr().out
+    assert "--network small-cnn\n" in text
+    assert "--epochs" not in text.partition("Done")[0].partition("notice")[0]
+
+
+def test_a_time_that_is_too_short_is_in_the_summary(photos):
+    run = pl.train(photos, quiet=True, device="cpu", time_budget=1e-6, image_size=8)
+    (notice,) = (notice for notice in run.summary["notices"] if notice["kind"] == "time")
+    assert "is too short: 2 epochs, the least, take about" in notice["text"]
 
 
 def test_a_budget_of_time_chooses_the_epochs(tiny_source, tmp_path):

@@ -63,6 +63,12 @@ def test_files_are_read_and_classified_as_one_by_one(model, photo_folder, monkey
     np.testing.assert_allclose(table["probability"], wanted.max(1), atol=1e-6)
 
 
+def test_what_is_no_path_is_refused(model):
+    for images in (5, [5]):
+        with pytest.raises(InputError, match=r"images (must be paths, not int|5: no usable path)"):
+            model.predict_files(images)
+
+
 def test_the_most_likely_classes_come_in_order(model, photo_folder):
     table = model.predict_files([photo_folder / "test"], top=3)
     p = table[["probability", "probability_2", "probability_3"]].to_numpy()

@@ -21,7 +21,8 @@ class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier for images with wrong labels, used as any classifier of scikit-learn.
 
     Args:
-        preset: settings to start from.
+        preset: settings to start from. None: the defaults, made to fit the number of images and
+            classes of different size.
         verbose: print a line an epoch.
         settings: any field of `pseudoloss.Settings`; None leaves it to the preset.
 
@@ -37,7 +38,9 @@ class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> model.predict(new_images)
     """
 
-    def __init__(self, *, preset: str = "default", verbose: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, *, preset: str | None = None, verbose: bool = False, **settings: Any
+    ) -> None:
         self.preset = preset
         self.verbose = verbose
         unknown = settings.keys() - _SETTINGS

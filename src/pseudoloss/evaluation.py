@@ -17,7 +17,7 @@ from pseudoloss import evaluate as figures
 from pseudoloss.config import did_you_mean
 from pseudoloss.data import Data, FileImages, ImageSet, Options, Skipped, Source, arrays
 from pseudoloss.data.image_files import Entry
-from pseudoloss.data.listing import Listed, Progress, no_progress
+from pseudoloss.data.listing import Listed, Progress, class_name, no_progress
 from pseudoloss.data.sources import image_parts, open_words
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_json
@@ -214,8 +214,9 @@ def _pair(source: Any) -> tuple[Any, Any]:
 
 def _places(asked: Labelled, classes: Sequence[str]) -> np.ndarray:
     """The labels as places among the classes of the model."""
-    place = {name: c for c, name in enumerate(classes)}
-    for i, label in enumerate(asked.labels):
+    place = {class_name(name): c for c, name in enumerate(classes)}
+    labels = [class_name(label) for label in asked.labels]
+    for i, label in enumerate(labels):
         if label not in place:
             where = f"image {i}" if asked.names is None else asked.names[i]
             hint = did_you_mean(label, classes)
@@ -223,7 +224,7 @@ def _places(asked: Labelled, classes: Sequence[str]) -> np.ndarray:
                 f"{asked.source}: {where} has the class {label}, which the model does not know"
                 f"{hint if hint.startswith('; did') else ''}"
             )
-    return np.array([place[label] for label in asked.labels], dtype=np.int64)
+    return np.array([place[label] for label in labels], dtype=np.int64)
 
 
 def _batches(

@@ -283,6 +283,7 @@ Needs NumPy, Pillow and {package}. image_files.py reads files as they were read 
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -322,7 +323,11 @@ if __name__ == "__main__":
         except UnreadableError as error:
             print(f"{{path}}: left out ({{error}})", file=sys.stderr)
             continue
-        print(path, CLASSES[found.argmax()], f"{{found.max():.4f}}")
+        try:
+            print(path, CLASSES[found.argmax()], f"{{found.max():.4f}}", flush=True)
+        except BrokenPipeError:  # whoever read it has gone, as with `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            break
 '''
 
 PROGRAMS = {

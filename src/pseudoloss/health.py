@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pseudoloss.data import Skipped
 from pseudoloss.memory import Memory
 from pseudoloss.tracking import Stages
 
@@ -13,7 +15,7 @@ WARM_UP_ONLY = (
     "all epochs are warm-up, so PLS itself never begins and no label is corrected. Give it more "
     "--epochs, or a shorter --warmup."
 )
-CHANCE_SIGMAS = 4.0  # predictions this close to guessing show nothing learnt
+CHANCE_SIGMAS = 3.0  # predictions this close to guessing show nothing learnt
 ALMOST_ALL = 0.98  # with 80% noise, stage 1 rightly flags up to 95% after the warm-up
 ALMOST_NONE = 0.01
 
@@ -105,6 +107,16 @@ def classes_lost(lost_C: Tensor, classes: Sequence[str]) -> str | None:
         "its labels were judged. If they are right, try a longer --warmup or a higher --threshold, "
         "or find more images of it."
     )
+
+
+def left_out(skipped: Sequence[Skipped], table: Path | None) -> str | None:
+    """Files that are not trained on; `table` lists all of them, if there is one."""
+    if not skipped:
+        return None
+    first = skipped[0]
+    files = "1 file is" if len(skipped) == 1 else f"{len(skipped):,} files are"
+    listed = "" if table is None else f"; {table} lists all"
+    return f"{files} left out (the first: {first.path}, {first.reason}){listed}"
 
 
 def lost_files(names: Sequence[str]) -> str | None:

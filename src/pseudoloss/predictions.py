@@ -6,7 +6,7 @@ Shapes: B images at a time, C classes, K of them the most likely ones.
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
@@ -44,6 +44,8 @@ class Batch(NamedTuple):
 
 def find_images(images: Sequence[str | Path]) -> list[Path]:
     """All the files that are meant: files, the files in folders, the files named in tables."""
+    if not isinstance(images, Iterable):
+        raise InputError(f"images must be paths, not {type(images).__name__}")
     found: list[Path] = []
     for words in images:
         path = at_home(as_path(words, "images"))

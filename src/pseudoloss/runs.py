@@ -109,7 +109,7 @@ class Recorded:
     settings: Settings
     fingerprint: str
     options: Options
-    skipped: int = 0  # files that could not be read
+    from_python: bool = False  # the source is a name for data that only Python had
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,10 @@ class RunFolder:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def skipped(self) -> Path:
+        return self.path / "skipped.csv"
 
     @property
     def checkpoint(self) -> Path:
@@ -149,7 +153,7 @@ class RunFolder:
                 settings=Settings(**config["settings"]),
                 fingerprint=config["data"]["fingerprint"],
                 options=Options(**config.get("reading", {})),
-                skipped=int(config["data"].get("skipped", 0)),
+                from_python=config.get("from_python", False) is True,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.config}: not the config.json of a run ({error})") from None
@@ -229,19 +233,20 @@ class RunFolder:
             ) from error
 
     def create(
-        self, source: str, session: Session, options: Options, skipped: Sequence[Skipped]
+        self,
+        source: str,
+        from_python: bool,
+        session: Session,
+        options: Options,
+        skipped: int,
     ) -> None:
-        """Begin a run: write config.json and, if files had to be left out, skipped.csv."""
-        if skipped:
-            table = pd.DataFrame([vars(entry) for entry in skipped])
-            write_atomically(
-                self.path / "skipped.csv", lambda draft: table.to_csv(draft, index=False)
-            )
+        """Begin a run: write config.json."""
         data, settings = session.data, session.settings
         height, width = data.train.size
         config = {
             "pseudoloss": __version__,
             "source": source,
+            "from_python": from_python,
             "reading": asdict(options),
             "settings": as_json(settings),
             "data": {
@@ -249,12 +254,18 @@ class RunFolder:
                 "test_images": len(data.test) if data.test else 0,
                 "classes": list(data.train.classes),
                 "shape": [data.train.channels, height, width],
-                "skipped": len(skipped),
+                "skipped": skipped,
                 "noise_rate": data.train.noise_rate,
                 "fingerprint": data.fingerprint(),
             },
         }
         write_json(self.config, config)
+
+    def list_skipped(self, skipped: Sequence[Skipped]) -> None:
+        """Write skipped.csv, if files had to be left out."""
+        if skipped:
+            table = pd.DataFrame([vars(entry) for entry in skipped])
+            write_atomically(self.skipped, lambda draft: table.to_csv(draft, index=False))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, up to one that a kill has cut short."""

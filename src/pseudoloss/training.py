@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +81,7 @@ def train(
     asked = request(preset, None if config is None else as_path(config, "--config"), settings)
     for flag, value in (("--minutes", minutes), ("--time", time_budget)):
         if value is not None and not (isinstance(value, Real) and value > 0):
-            raise InputError(f"{flag} must be above 0, not {value}")
+            raise InputError(f"{flag} must be a number above 0, not {value!r}")
     if not isinstance(checkpoint_every, int) or checkpoint_every < 1:
         raise InputError(f"--checkpoint-every must be 1 or more, not {checkpoint_every}")
     if time_budget is not None and "epochs" in asked.values:
@@ -93,17 +94,23 @@ def train(
     if source is None:
         if recorded is None:
             raise InputError("SOURCE is missing: say what to train on, such as a folder of images")
+        if recorded.from_python:
+            raise InputError(
+                f"SOURCE is missing: the run in {out} began with data in Python, which its folder "
+                "does not hold; go on with pl.train(data, out=..., resume=True)"
+            )
         source = recorded.source
     if recorded is None:
         _refuse_clean(asked, source)
-        if folder:
-            _refuse_inside(folder.path, source)
+        for place in (source, reading.get("test")):
+            if folder:
+                _refuse_inside(folder.path, place)
 
     wait_for_compilers = load_compilers()
     teller: Teller = Silent() if quiet else Terminal()
     with teller:
-        prepared = prepare(source, asked, recorded, reading, teller)
-        data, chosen = prepared.data, prepared.settings
+        prepared = prepare(source, asked, recorded, reading, teller, time_budget is not None)
+        data, chosen, notices = prepared.data, prepared.settings, prepared.notices
         if recorded and recorded.fingerprint != data.fingerprint():
             raise InputError(
                 f"--resume: the images or labels of {data.name} are not those the run began with"
@@ -113,28 +120,32 @@ def train(
         resumed = folder is not None and folder.checkpoint.exists()
         with using(device), private_chance(), memory_errors(chosen):
             if time_budget is not None and recorded is None:
-                chosen = in_time(data, chosen, teller, time_budget, started)
+                chosen, notices["time"] = in_time(data, chosen, teller, time_budget, started)
             with Session(data, chosen, teller, resumed) as session:
                 if folder is None:
-                    return fit(session, None, started, minutes, checkpoint_every)
+                    notices["skipped"] = health.left_out(prepared.skipped, None)
+                    return fit(session, None, notices, started, minutes, checkpoint_every)
                 with folder.lock():
                     if folder.recorded() != recorded:
                         raise BusyError(
                             f"--out {folder.path}: another process has begun a run here"
                         )
-                    if recorded is None:
-                        named = isinstance(source, str | Path)
-                        words = absolute(str(source)) if named else data.name
-                        with folder.writing():
-                            folder.create(words, session, prepared.options, prepared.skipped)
                     if folder.finished:
                         teller.say(f"{folder.path} is finished already.")
                         return load(folder.path)
-                    tell_skipped(prepared.skipped, folder, teller)
-                    return fit(session, folder, started, minutes, checkpoint_every)
+                    with folder.writing():
+                        folder.list_skipped(prepared.skipped)
+                        if recorded is None:
+                            named = isinstance(source, str | Path)
+                            words = absolute(str(source)) if named else data.name
+                            folder.create(
+                                words, not named, session, prepared.options, len(prepared.skipped)
+                            )
+                    notices["skipped"] = health.left_out(prepared.skipped, folder.skipped)
+                    return fit(session, folder, notices, started, minutes, checkpoint_every)
 
 
-def _refuse_inside(out: Path, source: Source) -> None:
+def _refuse_inside(out: Path, source: Source | None) -> None:
     """A run in a folder of images would be one of its classes from then on."""
     if isinstance(source, str | Path) and source:
         root = at_home(str(source))
@@ -163,6 +174,7 @@ class Prepared(NamedTuple):
     settings: Settings
     options: Options
     skipped: tuple[Skipped, ...]
+    notices: dict[str, str | None]
 
 
 def prepare(
@@ -171,8 +183,10 @@ def prepare(
     recorded: Recorded | None,
     reading: dict[str, Any],
     teller: Teller,
+    in_time: bool = False,
 ) -> Prepared:
-    """Find the images, choose the settings, read and corrupt the images."""
+    """Find the images, choose the settings, read and corrupt the images. With `in_time` the epochs
+    are not chosen yet."""
     options = Options(**reading)
     if options.test is not None:
         if not options.test:
@@ -196,7 +210,8 @@ def prepare(
     else:
         settings, fitting = choose_settings(found, asked)
         if fitting or isinstance(found, Listing):
-            teller.say(wording.chosen(asked.preset or found.preset, fitting))
+            decided = {key: fitting[key] for key in fitting if not (in_time and key == "epochs")}
+            teller.say(wording.chosen(asked.preset or found.preset, decided))
     if isinstance(found, Listing):
         reader, seen = choose_reader(found, settings, options.fit)
         if not recorded:
@@ -205,19 +220,25 @@ def prepare(
         check_trainable(data.train, data.name)
     else:
         data = found
+    notices: dict[str, str | None] = {}
     if settings.corrupt is not None or settings.pool is not None:
-        held_out = data.test if data.noisy_test else None
         noisy = corrupt(
-            data.train, settings.corrupt, settings.seed, settings.pool, held_out, teller
+            data.train,
+            settings.corrupt,
+            settings.seed,
+            settings.pool,
+            held_out=data.test if data.noisy_test else None,
+            tell=partial(notices.__setitem__, "pool"),
         )
         data = replace(data, train=noisy)
-    return Prepared(data, settings, options, skipped)
+    return Prepared(data, settings, options, skipped, notices)
 
 
 def in_time(
     data: Data, settings: Settings, teller: Teller, minutes: float, started: float
-) -> Settings:
-    """The settings with as many epochs as fit into what is left of the time."""
+) -> tuple[Settings, str | None]:
+    """The settings with as many epochs as fit into what is left of the time; and what there is to
+    say of it."""
     teller.progress("timing a few steps", 0, 1)
     begun = time.monotonic()
     with Session(data, settings, teller) as session:
@@ -228,22 +249,12 @@ def in_time(
     warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
     chosen = replace(settings, epochs=epochs, warmup=warmup)
     needed = pace.of(chosen, epochs)
-    if needed > left:
-        teller.notice(
-            f"--time {minutes:g}m is too short: {epochs} epochs, the least, take about "
-            f"{wording.duration(needed)}. --minutes stops a run in time, and --resume goes on"
-        )
-    return chosen
-
-
-def tell_skipped(skipped: tuple[Skipped, ...], folder: RunFolder, teller: Teller) -> None:
-    if skipped:
-        first = skipped[0]
-        files = "1 file is" if len(skipped) == 1 else f"{len(skipped):,} files are"
-        teller.notice(
-            f"{files} left out (the first: {first.path}, {first.reason}); "
-            f"{folder.path / 'skipped.csv'} lists all"
-        )
+    if needed <= left:
+        return chosen, None
+    return chosen, (
+        f"--time {minutes:g}m is too short: {epochs} epochs, the least, take about "
+        f"{wording.duration(needed)}. --minutes stops a run in time, and --resume goes on"
+    )
 
 
 @dataclass
@@ -262,15 +273,18 @@ class Record:
 def fit(
     session: Session,
     folder: RunFolder | None,
+    notices: dict[str, str | None],
     started: float,
     minutes: float | None,
     checkpoint_every: int,
 ) -> Run:
-    """Train the epochs that are not done yet, then write what was found out."""
+    """Train the epochs that are not done yet, then write what was found out. `notices` are what
+    was noticed before the first of them."""
     settings, teller = session.settings, session.teller
     record, lines = restore(session, folder)
     before = len(lines)
     earlier, path = record.seconds, folder.path if folder else None
+    notice(session, record, notices)
     teller.say(wording.introduction(session, record.epochs))
     if settings.method == "pls" and settings.warmup_epochs == settings.epochs:
         notice(session, record, {"warm-up only": health.WARM_UP_ONLY})

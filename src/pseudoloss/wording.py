@@ -49,7 +49,8 @@ def introduction(session: "Session", epochs_done: int) -> str:
         f"{len(train.classes)} classes{noise}",
         f"  {settings.network} ({parameters / 1e6:.2g} M parameters) "
         f"on {device_name(session.device)}, {precision}",
-        f"  {settings.epochs} epochs, {settings.warmup_epochs} of them warm-up; each is "
+        f"  {settings.epochs} epoch{'s' if settings.epochs > 1 else ''}, {settings.warmup_epochs} "
+        f"of them warm-up; each is "
         f"{session.steps} steps of {settings.batch_size} images; learning rate {settings.lr:g}",
     ]
     test = session.data.test
@@ -137,8 +138,8 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
     noise = summary["estimated_noise"]
     worst = max(noise["by_class"], key=noise["by_class"].__getitem__)
     lines.append(
-        f"  noise      {noise['rate']:.1%} of the labels seem to be wrong; most in class {worst} "
-        f"({noise['by_class'][worst]:.1%})"
+        f"  noise      {noise['rate']:.1%} of the labels seem to be wrong"
+        + (f"; most in class {worst} ({noise['by_class'][worst]:.1%})" if noise["rate"] else "")
     )
     keep, relabel, look = (summary["actions"][name] for name in ("keep", "relabel", "look"))
     too = f" ({summary['held_out']:,} held-out images too)" if summary["held_out"] else ""

@@ -4,6 +4,8 @@ Shapes: N images, M of them that may get another label, C classes.
 """
 
 import re
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +15,6 @@ from pseudoloss.config import did_you_mean
 from pseudoloss.data import label_files, pool
 from pseudoloss.data.images import OUT, FileImages, ImageSet
 from pseudoloss.errors import InputError
-from pseudoloss.progress import Teller
 
 BLOCK = 5  # classes that asymmetric-blocks takes together
 
@@ -24,7 +25,7 @@ def corrupt(
     seed: int,
     pool_place: str | None = None,
     held_out: ImageSet | None = None,
-    teller: Teller | None = None,
+    tell: Callable[[str], object] = warnings.warn,
 ) -> ImageSet:
     """`images` with noise in the given labels, in the images, or in both.
 
@@ -34,7 +35,7 @@ def corrupt(
         seed: decides everything random here.
         pool_place: where the images for "+out" come from (see `pool`).
         held_out: images of the same source that keep their labels; a table may name them too.
-        teller: is told how far the pool is read, and what in it cannot be.
+        tell: is told what in the pool cannot be read.
     """
     where = f"--corrupt {noise}"
     asked = asked_for(noise, pool_place)
@@ -56,7 +57,7 @@ def corrupt(
     if pool_place is None:
         return changed
     random = np.random.default_rng([seed, 0xC2])
-    drawn = pool.draw(pool_place, len(out), images.size, images.channels, random, teller)
+    drawn = pool.draw(pool_place, len(out), images.size, images.channels, random, tell)
     if isinstance(images.images_NCHW, FileImages):
         raise InputError(
             f"--pool {pool_place}: images that stay in their files cannot be replaced; "

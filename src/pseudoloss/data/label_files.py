@@ -66,15 +66,16 @@ def table(images: ImageSet, file: str, where: str, held_out: ImageSet | None = N
     places, labels = places[places != HELD_OUT], labels[places != HELD_OUT]
     given = np.full(len(images), -1)
     given[places] = labels
-    missing = np.flatnonzero(given < 0)
+    missing, names = np.flatnonzero(given < 0), list(_keys(images, key))
     if len(missing):
         raise InputError(
-            f"{where}: {len(missing):,} images have no row (the first is image {missing[0]})"
+            f"{where}: {len(missing):,} images have no row (the first has the {key} "
+            f"{names[missing[0]]})"
         )
     if len(places) > len(images):
         counts = np.bincount(places)
         twice = int(np.flatnonzero(counts > 1)[0])
-        raise InputError(f"{where}: image {twice} has {counts[twice]} rows")
+        raise InputError(f"{where}: the {key} {names[twice]} has {counts[twice]} rows")
     changed = images.with_labels(torch.from_numpy(given), images.true_N)
     check_trainable(changed, where)
     return changed

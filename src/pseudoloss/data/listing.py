@@ -7,6 +7,7 @@ them to be decoded in every epoch.
 
 import hashlib
 import os
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -72,7 +73,9 @@ class Options:
     def __post_init__(self) -> None:
         share = self.hold_out
         if share is not None and not (isinstance(share, int | float) and 0 <= share < 1):
-            raise InputError(f"--hold-out must be at least 0 and below 1, not {share}")
+            raise InputError(f"--hold-out must be a number from 0 to below 1, not {share!r}")
+        if not isinstance(self.strict, bool):
+            raise InputError(f"--strict must be True or False, not {self.strict!r}")
         if isinstance(self.test, Path):
             object.__setattr__(self, "test", str(self.test))
         for name in ("test", "path_column", "label_column", "split_column"):
@@ -446,6 +449,11 @@ def for_each(
             found += threads.map(attempt, items[start : start + AT_ONCE])
             progress(what, len(found), len(items))
     return found
+
+
+def class_name(text: str) -> str:
+    """A class by its name. Systems write ä in one sign or in two; for us they are one name."""
+    return unicodedata.normalize("NFC", text)
 
 
 def name_of(path: Path, root: Path) -> str:

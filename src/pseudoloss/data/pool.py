@@ -4,6 +4,7 @@ A pool is a folder of images (Places365, say, with its folders of classes), a `.
 folder with the batch files of ImageNet32.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,9 @@ from pseudoloss.data.image_files import Entry, Item, Reader
 from pseudoloss.data.imagenet32 import HOME, SIZE, batch_files, read_batch
 from pseudoloss.data.images import to_pixels
 from pseudoloss.data.items import as_content
-from pseudoloss.data.listing import for_each
+from pseudoloss.data.listing import for_each, no_progress
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
-from pseudoloss.progress import Silent, Teller
 
 POOL = (
     "a pool is a folder of images (such as Places365, which its owners publish at "
@@ -37,11 +37,10 @@ def draw(
     size: tuple[int, int],
     channels: int,
     random: np.random.Generator,
-    teller: Teller | None = None,
+    tell: Callable[[str], object] = warnings.warn,
 ) -> Tensor:
     """`count` different images of the pool in random order, as uint8 N,C,H,W. Others take the
     place of those that cannot be read."""
-    teller = teller or Silent()
     where = f"--pool {pool}"
     total, choose = _open(_path(pool), where)
     if total < count:
@@ -63,12 +62,12 @@ def draw(
         def read(i: int, entries: Sequence[Entry] = entries, goals: np.ndarray = missing) -> None:
             pixels_NCHW[goals[i]] = reader.read(entries[i])
 
-        found = for_each(range(len(entries)), read, "reading the pool", teller.progress)
+        found = for_each(range(len(entries)), read, "reading the pool", no_progress)
         failed = [i for i, error in enumerate(found) if error is not None]
         broken += [f"{entries[i]}, {found[i]}" for i in failed]
         missing = missing[failed]
     if broken:
-        teller.notice(
+        tell(
             f"{where}: {len(broken):,} of its images cannot be read (the first: {broken[0]}), and "
             "others take their place"
         )

@@ -71,6 +71,8 @@ def find_source(
     if parts is not None:
         if parts.recipe is not None:
             _check_options(options, ("test", "strict"), parts.name, has_test=True)
+        if not any(_has_columns(place) for place in (source, options.test)):
+            _check_options(options, ("test", "strict", "fit"), parts.name, False, "tables")
         listing = list_files(parts, options, seed, progress)
         if options.test is not None:
             listing = with_test(listing, named_test(options), options, progress)
@@ -93,11 +95,26 @@ def find_source(
     return data
 
 
-def _check_options(options: Options, taken: tuple[str, ...], name: str, has_test: bool) -> None:
+def _has_columns(source: Source | None) -> bool:
+    """Whether it has columns that --path-column and the like may name."""
+    if isinstance(source, str | Path):
+        words = str(source)
+        return words.startswith("hf:") or Path(words).suffix.lower() in TABLE_SUFFIXES
+    sets = source.values() if isinstance(source, dict) else [source]
+    return any(is_dataset(rows) for rows in sets)
+
+
+def _check_options(
+    options: Options,
+    taken: tuple[str, ...],
+    name: str,
+    has_test: bool,
+    those: str = "folders and tables of images",
+) -> None:
     """Refuse options that mean nothing for a source."""
     for option, value in vars(options).items():
         if value != vars(Options())[option] and option not in ("hold_out", *taken):
-            raise InputError(f"--{option.replace('_', '-')} is for folders and tables of images")
+            raise InputError(f"--{option.replace('_', '-')} is for {those}")
     if options.hold_out and has_test:
         raise InputError(f"--hold-out: {name} has test images already")
 

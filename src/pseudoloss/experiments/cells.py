@@ -188,8 +188,6 @@ def finished_run(folder: RunFolder) -> Finished:
         remarks = remarks_on(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder.summary}: not the summary.json of a run ({error})") from None
-    if recorded.skipped:
-        remarks += (f"{recorded.skipped:,} files of its data could not be read and were left out",)
     return Finished(recorded, last, best, remarks)
 
 
