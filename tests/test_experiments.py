@@ -631,6 +631,8 @@ def test_a_run_of_another_seed_is_left_out(tmp_path, capsys):
         ("/data/ImageNet-32/train", True),
         ("/data/imagenet32/data/train_256", True),
         ("/x/imagenet32.npy", True),
+        ("/x/train_imagenet32", True),
+        ("/x/data/train_imagenet32standard", True),
         ("/x/imagenet32-stuff/mypool.npy", False),
         ("/x/imagenet32/mypool", False),
         ("/home/imagenet32/data/places365/train", False),
@@ -893,7 +895,7 @@ def test_a_figure_mixes_nothing(tmp_path, capsys):
         assert (code, err) == (0, "")
         return (tmp_path / file).read_text(), text.splitlines()[:-1]
 
-    make_metrics(tmp_path, "digits-with", 2)
+    first = make_metrics(tmp_path, "digits-with", 2)
     alone, notes = draw("alone.svg")
     assert notes == []
     make_metrics(tmp_path, "digits-with", 3, gamma=0.5)
@@ -902,6 +904,12 @@ def test_a_figure_mixes_nothing(tmp_path, capsys):
         alone,
         ["digits-with: seed 3: trained with --gamma 0.5 (not --gamma 2.0) and left out"],
     )
+    # A copy is not another seed.
+    shutil.copytree(first, first.with_name("seed5"))
+    again, notes = draw("again.svg")
+    assert again == alone
+    assert "digits-with: seed 5 is left out: it was trained with --seed 2" in notes
+    shutil.rmtree(first.with_name("seed5"))
     # A finished run has all its epochs.
     path = make_metrics(tmp_path, "digits-with", 4)
     (path / "summary.json").write_text('{"epochs": 9}')

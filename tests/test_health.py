@@ -62,6 +62,23 @@ def test_chance_is_the_commonest_class():
     assert "90.0%" in health.warm_up_at_chance(memory, given)
 
 
+def test_right_predictions_are_not_chance_where_classes_are_uneven():
+    """They agree with less than naming the commonest class would, and still tell classes apart."""
+    true = (torch.arange(4000) % 10 == 0).long()
+    given = torch.where(torch.arange(4000) // 10 % 5 < 2, 1 - true, true)  # two of five are wrong
+    memory = Memory.of(given, 2)
+    memory.predicted_N.copy_(true)
+    assert health.ended_at_chance(memory, given) is None
+
+
+def test_where_nearly_all_are_of_one_class_nothing_can_tell():
+    given = (torch.arange(100) < 3).long()
+    memory = Memory.of(given, 2)
+    for predicted in (given, torch.zeros_like(given)):
+        memory.predicted_N.copy_(predicted)
+        assert health.ended_at_chance(memory, given) is None
+
+
 def test_stage_1(given):
     memory = memory_of(given)
     text = health.stage1_collapsed(stages_of(memory), memory)

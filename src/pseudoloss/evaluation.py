@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from pseudoloss import evaluate as figures
 from pseudoloss.config import did_you_mean
 from pseudoloss.data import Data, FileImages, ImageSet, Options, Skipped, Source, arrays
 from pseudoloss.data.image_files import Entry
-from pseudoloss.data.listing import Listed, Progress, class_name, no_progress
+from pseudoloss.data.listing import Listed, Progress, no_progress
 from pseudoloss.data.sources import image_parts, open_words
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_json
@@ -214,9 +215,12 @@ def _pair(source: Any) -> tuple[Any, Any]:
 
 def _places(asked: Labelled, classes: Sequence[str]) -> np.ndarray:
     """The labels as places among the classes of the model."""
-    place = {class_name(name): c for c, name in enumerate(classes)}
-    labels = [class_name(label) for label in asked.labels]
-    for i, label in enumerate(labels):
+    place = {name: c for c, name in enumerate(classes)}
+    composed = {normalize("NFC", name): c for name, c in place.items()}  # ä may be two signs
+    for label in set(asked.labels) - set(place):
+        if normalize("NFC", label) in composed:
+            place[label] = composed[normalize("NFC", label)]
+    for i, label in enumerate(asked.labels):
         if label not in place:
             where = f"image {i}" if asked.names is None else asked.names[i]
             hint = did_you_mean(label, classes)
@@ -224,7 +228,7 @@ def _places(asked: Labelled, classes: Sequence[str]) -> np.ndarray:
                 f"{asked.source}: {where} has the class {label}, which the model does not know"
                 f"{hint if hint.startswith('; did') else ''}"
             )
-    return np.array([place[label] for label in labels], dtype=np.int64)
+    return np.array([place[label] for label in asked.labels], dtype=np.int64)
 
 
 def _batches(

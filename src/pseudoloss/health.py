@@ -40,17 +40,21 @@ def ended_at_chance(memory: Memory, given_N: Tensor) -> str | None:
 
 
 def at_chance(memory: Memory, given_N: Tensor) -> str | None:
-    """Whether predictions agree with the given labels no more often than naming the commonest
-    class would."""
-    images = len(given_N)
+    """Whether predictions agree with the given labels no more often than they would if they had
+    nothing to do with them; None too where nothing could tell, as nearly all are of one class."""
+    images, classes = len(given_N), int(max(given_N.max(), memory.predicted_N.max())) + 1
+    share_C, predicted_C = (
+        torch.bincount(labels_N, minlength=classes).double() / images
+        for labels_N in (given_N, memory.predicted_N)
+    )
     agreement = int((memory.predicted_N == given_N).sum()) / images
-    chance = int(torch.bincount(given_N).max()) / images
-    sigma = math.sqrt(chance * (1 - chance) / images)
-    if agreement > chance + CHANCE_SIGMAS * sigma:
+    chance = float(share_C @ predicted_C)
+    limit = chance + CHANCE_SIGMAS * math.sqrt(chance * (1 - chance) / images)
+    if agreement > limit or limit >= 1:
         return None
     return (
-        f"its predictions agree with {agreement:.1%} of the given labels, naming the commonest "
-        f"class would agree with {chance:.1%}"
+        f"its predictions agree with {agreement:.1%} of the given labels, and would with "
+        f"{chance:.1%} by chance"
     )
 
 

@@ -262,10 +262,12 @@ class RunFolder:
         write_json(self.config, config)
 
     def list_skipped(self, skipped: Sequence[Skipped]) -> None:
-        """Write skipped.csv, if files had to be left out."""
+        """Write skipped.csv, if files had to be left out; take it away if none are any more."""
+        table = pd.DataFrame([vars(entry) for entry in skipped])
         if skipped:
-            table = pd.DataFrame([vars(entry) for entry in skipped])
             write_atomically(self.skipped, lambda draft: table.to_csv(draft, index=False))
+        else:
+            self.skipped.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, up to one that a kill has cut short."""

@@ -183,9 +183,9 @@ def prepare(
     recorded: Recorded | None,
     reading: dict[str, Any],
     teller: Teller,
-    in_time: bool = False,
+    timed: bool = False,
 ) -> Prepared:
-    """Find the images, choose the settings, read and corrupt the images. With `in_time` the epochs
+    """Find the images, choose the settings, read and corrupt the images. With `timed` the epochs
     are not chosen yet."""
     options = Options(**reading)
     if options.test is not None:
@@ -210,7 +210,7 @@ def prepare(
     else:
         settings, fitting = choose_settings(found, asked)
         if fitting or isinstance(found, Listing):
-            decided = {key: fitting[key] for key in fitting if not (in_time and key == "epochs")}
+            decided = {key: fitting[key] for key in fitting if not (timed and key == "epochs")}
             teller.say(wording.chosen(asked.preset or found.preset, decided))
     if isinstance(found, Listing):
         reader, seen = choose_reader(found, settings, options.fit)
@@ -284,6 +284,9 @@ def fit(
     record, lines = restore(session, folder)
     before = len(lines)
     earlier, path = record.seconds, folder.path if folder else None
+    record.notices = [  # without what is no longer so: other files may be left out now
+        said for said in record.notices if notices.get(said["kind"], said["text"]) == said["text"]
+    ]
     notice(session, record, notices)
     teller.say(wording.introduction(session, record.epochs))
     if settings.method == "pls" and settings.warmup_epochs == settings.epochs:

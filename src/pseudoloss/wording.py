@@ -107,7 +107,7 @@ def seconds_left(settings: Settings, line: dict[str, Any]) -> float:
 
 
 def stopped_early(minutes: float, epochs: int, path: Path | None) -> str:
-    text = f"{round(minutes, 2):g} minutes are over: stopped after epoch {epochs}."
+    text = f"{float(f'{minutes:.3g}'):g} minutes are over: stopped after epoch {epochs}."
     return text if path is None else f"{text} Go on with:\n  {resume_command(path)}"
 
 

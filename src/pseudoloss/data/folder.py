@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pseudoloss.data.image_files import shown
-from pseudoloss.data.listing import Listed, class_name, name_of
+from pseudoloss.data.listing import Listed, name_of
 from pseudoloss.errors import InputError
 
 PARTS = {
@@ -75,9 +75,8 @@ def class_folders(root: Path, base: Path, where: str) -> Listed:
     for folder in folders:
         inside = files_below(folder)
         paths += inside
-        name = class_name(shown(folder.name))
-        labels += [name] * len(inside)
-        empty += [] if inside else [name]
+        labels += [shown(folder.name)] * len(inside)
+        empty += [] if inside else [shown(folder.name)]
     names = tuple(name_of(path, base) for path in paths)
     return Listed(tuple(paths), names, tuple(labels), _loose(root, base), tuple(empty))
 

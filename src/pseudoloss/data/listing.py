@@ -7,7 +7,6 @@ them to be decoded in every epoch.
 
 import hashlib
 import os
-import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -449,11 +448,6 @@ def for_each(
             found += threads.map(attempt, items[start : start + AT_ONCE])
             progress(what, len(found), len(items))
     return found
-
-
-def class_name(text: str) -> str:
-    """A class by its name. Systems write ä in one sign or in two; for us they are one name."""
-    return unicodedata.normalize("NFC", text)
 
 
 def name_of(path: Path, root: Path) -> str:

@@ -12,7 +12,7 @@ from pandas.api.types import is_scalar
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.folder import PARTS
-from pseudoloss.data.listing import Listed, Options, class_name, name_of
+from pseudoloss.data.listing import Listed, Options, name_of
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
 
@@ -30,8 +30,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
             raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
     places = _files(rows, options.path_column, path.parent, where)
     labels = [
-        class_name(label.strip())
-        for label in texts(rows[options.label_column], options.label_column, where)
+        label.strip() for label in texts(rows[options.label_column], options.label_column, where)
     ]
     splits = ["train"] * len(rows)
     if options.split_column in rows:

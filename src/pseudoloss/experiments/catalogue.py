@@ -403,7 +403,7 @@ def unlike(cell: Cell, settings: Settings) -> list[str]:
     ]
 
 
-# Names of folders that say nothing of whose images they hold: train, val_256, data_large.
+# What says nothing of whose images a folder holds: train, val_256, data_large.
 A_PART = "(train|training|val|validation|test|data|images|batches|npz|standard|large|256)+"
 
 
@@ -414,7 +414,7 @@ def other_pool(cell: Cell, pool: str | None) -> str:
     if cell.pool is None or pool is None:
         return ""
     names = (re.sub("[^a-z0-9]", "", part.lower()) for part in reversed(Path(pool).parts))
-    named = next((name for name in names if not re.fullmatch(A_PART, name)), "")
+    named = next(filter(None, (re.sub(f"^{A_PART}", "", name) for name in names)), "")
     if named.startswith(cell.pool):
         return ""
     return f"--pool {Path(pool).name} (not {cell.pool})"

@@ -118,7 +118,7 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
         alike: dict[str, dict[int, Lines]] = {}
         for seed, folder in folders_of(out, cell).items():
             try:
-                rows, differs = read(folder, cell)
+                rows, differs = read(folder, cell, seed)
             except (InputError, OSError, ValueError, KeyError, TypeError) as error:
                 notes.append(f"{cell.name}: seed {seed} is left out: {error}")
                 continue
@@ -144,7 +144,7 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
     return found, notes
 
 
-def read(folder: RunFolder, cell: Cell) -> tuple[Lines, str]:
+def read(folder: RunFolder, cell: Cell, seed: int) -> tuple[Lines, str]:
     """The epochs of a run, and in what its settings differ from those of the cell."""
     rows, recorded = folder.metrics(), folder.recorded()
     if recorded is None:
@@ -157,6 +157,8 @@ def read(folder: RunFolder, cell: Cell) -> tuple[Lines, str]:
             raise ValueError(f"metrics.jsonl has {len(rows)} of {epochs} epochs")
     if kind_of(recorded.source) != kind_of(cell.source):
         raise ValueError(f"it was trained on {recorded.source}, not on {cell.source}")
+    if recorded.settings.seed != seed:
+        raise ValueError(f"it was trained with --seed {recorded.settings.seed}")
     return rows, ", ".join(unlike(cell, recorded.settings))
 
 
