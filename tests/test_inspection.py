@@ -197,9 +197,13 @@ def test_images_that_do_not_fit_into_memory(folder, monkeypatch):
 
 
 def test_the_command_has_what_was_given(folder):
-    found = inspect(folder, strict=True, hold_out=0, fit="stretch", label_column="a b")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    table = folder.with_suffix(".csv")
+    rows = (f"{path},{path.parent.name}\n" for path in files)
+    table.write_text("path,a b\n" + "".join(rows))
+    found = inspect(table, strict=True, hold_out=0, fit="stretch", label_column="a b")
     assert found.plan.command == (
-        f"pseudoloss train {folder} --out run --hold-out 0 --strict --fit stretch "
+        f"pseudoloss train {table} --out run --hold-out 0 --strict --fit stretch "
         "--label-column 'a b'"
     )
     pair = make_images()

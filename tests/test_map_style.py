@@ -117,6 +117,8 @@ def test_tensor_datasets_and_a_dict_of_parts():
     images, labels = make_images(32, size=8)
     rows = TensorDataset(torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels))
     found = find_source({"train": rows, "test": Subset(rows, range(8))})
+    with pytest.raises(InputError, match="data: tset is no part; parts are train, val and test"):
+        find_source({"train": rows, "tset": Subset(rows, range(8))})
     assert (len(found.train), len(found.test), found.test_name) == (32, 8, "the test images")
     data, _ = found.read(Reader(1, (8, 8)), 8, "auto", False)
     np.testing.assert_array_equal(data.train.images_NCHW.permute(0, 2, 3, 1), images)

@@ -511,7 +511,6 @@ def test_a_notice_is_given_once(tiny_settings, capsys):
         ({"config": 5}, "--config 5: no usable path"),
         ({"preset": 5}, "--preset 5: no such preset"),
         ({"preset": ["digits"]}, "no such preset"),
-        ({"minutes": "5"}, "--minutes must be above 0"),
         ({"pad": 8}, r"--pad 8 must be smaller than the images \(8×8 pixels\)"),
     ],
 )

@@ -140,6 +140,9 @@ def set_parts(
         chosen = part_names(source, name)
         if not chosen:
             raise InputError(f"{name}: has no part called train, only {', '.join(source)}")
+        others = [str(key) for key in source if key not in chosen.values()]
+        if others and type(source) is dict:  # sets of the hub often have parts for other uses
+            raise InputError(f"{name}: {others[0]} is no part; parts are train, val and test")
         sets = {part: (source[key], f"{name}[{key}]") for part, key in chosen.items()}
     else:
         sets = {"train": (source, name)}
