@@ -183,12 +183,11 @@ def test_a_busy_cell_is_passed_over(tmp_path, capsys):
     assert states(tmp_path, capsys, "--seeds", "1")["digits-pls 1"] == "free"
 
 
-def write_run(path, source, settings, last, best, notices=(), skipped=0):
+def write_run(path, source, settings, last, best, notices=()):
     """A finished run folder, as far as one looks at those of cells."""
     path.mkdir(parents=True)
     settings = as_json(Settings(**settings))
-    data = {"fingerprint": "x", "skipped": skipped}
-    config = {"source": source, "settings": settings, "data": data}
+    config = {"source": source, "settings": settings, "data": {"fingerprint": "x"}}
     (path / "config.json").write_text(json.dumps(config))
     summary = {"accuracy": {"last": last, "best": best}}
     summary["notices"] = [{"epoch": 1, "kind": "k", "text": text} for text in notices]

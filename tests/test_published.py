@@ -359,7 +359,7 @@ def test_missing_files_end_the_command(web, tmp_path, capsys):
     ("options", "message"),
     [
         ({"fit": "stretch"}, "--fit is for folders and tables of images"),
-        ({"label_column": "x"}, "--label-column is for folders and tables of images"),
+        ({"label_column": "x"}, "--label-column is for tables"),
         ({"hold_out": 0.2}, "--hold-out: web-bird has test images already"),
     ],
 )

@@ -22,7 +22,7 @@ from pseudoloss.config import (
 )
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.experiments.commands import experiments
-from pseudoloss.flags import Parser, duration, number, path, peek, reading_of, whole
+from pseudoloss.flags import Parser, as_argument, duration, number, path, peek, whole
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -411,7 +411,7 @@ def train_parser(preset: str | None) -> Parser:
         shown = "" if values[name] is None else f" (default: {as_text(values[name])})"
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
         options["help"] = (text + shown).replace("%", "%%")
-        group.add_argument(flag(name), **options, **reading_of(name))
+        group.add_argument(flag(name), **options, **as_argument(name))
     return parser
 
 

@@ -42,8 +42,8 @@ def add_several(parser: Parser, name: str, metavar: str, text: str) -> None:
     parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
 
 
-def reading_of(name: str) -> dict[str, Any]:
-    """How argparse reads a setting."""
+def as_argument(name: str) -> dict[str, Any]:
+    """What argparse has to know of a setting to read it."""
     hint = setting_types()[name]
     choices = get_args(hint)
     if choices and isinstance(choices[0], str):

@@ -232,14 +232,7 @@ class RunFolder:
                 "when it can, --resume goes on from the last checkpoint"
             ) from error
 
-    def create(
-        self,
-        source: str,
-        from_python: bool,
-        session: Session,
-        options: Options,
-        skipped: int,
-    ) -> None:
+    def create(self, source: str, from_python: bool, session: Session, options: Options) -> None:
         """Begin a run: write config.json."""
         data, settings = session.data, session.settings
         height, width = data.train.size
@@ -254,7 +247,6 @@ class RunFolder:
                 "test_images": len(data.test) if data.test else 0,
                 "classes": list(data.train.classes),
                 "shape": [data.train.channels, height, width],
-                "skipped": skipped,
                 "noise_rate": data.train.noise_rate,
                 "fingerprint": data.fingerprint(),
             },
@@ -263,8 +255,8 @@ class RunFolder:
 
     def list_skipped(self, skipped: Sequence[Skipped]) -> None:
         """Write skipped.csv, if files had to be left out; take it away if none are any more."""
-        table = pd.DataFrame([vars(entry) for entry in skipped])
         if skipped:
+            table = pd.DataFrame([vars(entry) for entry in skipped])
             write_atomically(self.skipped, lambda draft: table.to_csv(draft, index=False))
         else:
             self.skipped.unlink(missing_ok=True)

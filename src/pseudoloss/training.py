@@ -102,15 +102,16 @@ def train(
         source = recorded.source
     if recorded is None:
         _refuse_clean(asked, source)
-        for place in (source, reading.get("test")):
-            if folder:
-                _refuse_inside(folder.path, place)
+        if folder:
+            _refuse_inside(folder.path, source)
+            _refuse_inside(folder.path, reading.get("test"))
 
     wait_for_compilers = load_compilers()
     teller: Teller = Silent() if quiet else Terminal()
     with teller:
         prepared = prepare(source, asked, recorded, reading, teller, time_budget is not None)
         data, chosen, notices = prepared.data, prepared.settings, prepared.notices
+        notices["skipped"] = health.left_out(prepared.skipped, folder.skipped if folder else None)
         if recorded and recorded.fingerprint != data.fingerprint():
             raise InputError(
                 f"--resume: the images or labels of {data.name} are not those the run began with"
@@ -123,7 +124,6 @@ def train(
                 chosen, notices["time"] = in_time(data, chosen, teller, time_budget, started)
             with Session(data, chosen, teller, resumed) as session:
                 if folder is None:
-                    notices["skipped"] = health.left_out(prepared.skipped, None)
                     return fit(session, None, notices, started, minutes, checkpoint_every)
                 with folder.lock():
                     if folder.recorded() != recorded:
@@ -138,10 +138,7 @@ def train(
                         if recorded is None:
                             named = isinstance(source, str | Path)
                             words = absolute(str(source)) if named else data.name
-                            folder.create(
-                                words, not named, session, prepared.options, len(prepared.skipped)
-                            )
-                    notices["skipped"] = health.left_out(prepared.skipped, folder.skipped)
+                            folder.create(words, not named, session, prepared.options)
                     return fit(session, folder, notices, started, minutes, checkpoint_every)
 
 

@@ -1,6 +1,6 @@
 """Where images come from. A source is written in words, or is the arrays themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ IN_FILES: dict[str, Callable[[str], Parts]] = {
 PLACED = sorted([*IN_ARRAYS, *IN_FILES])
 PLACES = {"cnwl": "DIR:0.4"}  # where it is more than a folder
 
+COLUMNS = ("path_column", "label_column", "split_column")  # options of tables
 NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true_labels")
 
 
@@ -70,9 +71,10 @@ def find_source(
     parts = image_parts(source, options, progress)
     if parts is not None:
         if parts.recipe is not None:
-            _check_options(options, ("test", "strict"), parts.name, has_test=True)
+            _refuse(options, ["fit"])
+            _refuse_hold_out(options, parts.name)
         if not any(_has_columns(place) for place in (source, options.test)):
-            _check_options(options, ("test", "strict", "fit"), parts.name, False, "tables")
+            _refuse(options, COLUMNS, "tables")
         listing = list_files(parts, options, seed, progress)
         if options.test is not None:
             listing = with_test(listing, named_test(options), options, progress)
@@ -88,7 +90,9 @@ def find_source(
             "source must be words, a path, a data set or a pair (images, labels), "
             f"not {type(source).__name__}"
         )
-    _check_options(options, (), data.name, has_test=data.test is not None)
+    _refuse(options, ["test", "strict", "fit", *COLUMNS])
+    if data.test is not None:
+        _refuse_hold_out(options, data.name)
     if options.hold_out:
         data = with_held_out(data, options.hold_out, seed)
     check_trainable(data.train, data.name)
@@ -104,18 +108,17 @@ def _has_columns(source: Source | None) -> bool:
     return any(is_dataset(rows) for rows in sets)
 
 
-def _check_options(
-    options: Options,
-    taken: tuple[str, ...],
-    name: str,
-    has_test: bool,
-    those: str = "folders and tables of images",
+def _refuse(
+    options: Options, names: Sequence[str], those: str = "folders and tables of images"
 ) -> None:
     """Refuse options that mean nothing for a source."""
-    for option, value in vars(options).items():
-        if value != vars(Options())[option] and option not in ("hold_out", *taken):
-            raise InputError(f"--{option.replace('_', '-')} is for {those}")
-    if options.hold_out and has_test:
+    for name in names:
+        if vars(options)[name] != vars(Options())[name]:
+            raise InputError(f"--{name.replace('_', '-')} is for {those}")
+
+
+def _refuse_hold_out(options: Options, name: str) -> None:
+    if options.hold_out:
         raise InputError(f"--hold-out: {name} has test images already")
 
 
