@@ -178,9 +178,9 @@ def evaluated(found: "Evaluation") -> str:
         f"  negative log-likelihood  {found.negative_log_likelihood:.4f}",
     ]
     if found.skipped:
-        first = found.skipped[0]
+        first, files = found.skipped[0], "file" if len(found.skipped) == 1 else "files"
         lines.append(
-            f"  left out     {len(found.skipped):,} files that cannot be read (the first: "
+            f"  left out     {len(found.skipped):,} {files} that cannot be read (the first: "
             f"{first.path}, {first.reason})"
         )
     worst = tested.sort_values("accuracy", kind="stable").head(SHOWN)
