@@ -119,7 +119,7 @@ def test_broken_files_are_left_out(model, tmp_path, photo_run, capsys):
     assert paths[0].name not in " ".join(found.predictions["path"])
     assert found.predictions["index"].nunique() == 5
     _, out, _ = call("evaluate", photo_run, tmp_path, capsys=capsys)
-    assert "1 files that cannot be read" in out
+    assert "1 file that cannot be read" in out
     for path in paths:
         path.write_bytes(b"")
     with pytest.raises(InputError, match="no image can be read"):
