@@ -142,6 +142,7 @@ def one_run(
             for part in ("train", "track", "validate")
         },
         "accuracy_by_epoch": [round(line["accuracy"], 2) for line in lines],
+        "noisy_by_epoch": [line["noisy"] for line in lines],  # what stage 1 takes for noise
     }
 
 
