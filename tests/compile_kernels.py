@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from pseudoloss import kernels
+from pseudoloss.config import OWN
 from pseudoloss.networks import build
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
@@ -76,7 +77,7 @@ if __name__ == "__main__":
         calls.clear()
         kernels.can_launch_ahead = lambda device, able=capability >= 90: able
         for precision in (torch.bfloat16, torch.float32):
-            for name in ("preactresnet18", "preactresnet18-stemnorm", "small-cnn"):
+            for name in OWN:
                 run(name, precision)
         found += [compile_for(capability, *call) for call in calls.values()]
     every = {name for name, value in vars(kernels).items() if isinstance(value, JITFunction)}

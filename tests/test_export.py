@@ -64,6 +64,7 @@ def cropped(model, images_NCHW):
         ("small-cnn", 1),
         ("preactresnet18", 3),
         ("preactresnet18-stemnorm", 3),
+        ("preactresnet18-released", 3),
         ("resnet10t", 3),
         ("mobilenetv3_small_050", 1),
     ],

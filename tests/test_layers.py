@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pseudoloss.config import Settings
+from pseudoloss.config import OWN, Settings
 from pseudoloss.layers import Beside, Flow, Folded, Fused, Plain, weights_in
 from pseudoloss.networks import build
 from pseudoloss.progress import Silent
@@ -234,7 +234,7 @@ def test_weights_in_another_type():
         torch.testing.assert_close(w.grad, 2 * w.bfloat16().float(), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "preactresnet18", "preactresnet18-stemnorm"])
+@pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_all_gradients_are_cast_by_one_kernel(name, precision, monkeypatch):
     """That is possible where each is dense, and lies as its weight does."""
@@ -261,6 +261,7 @@ def test_all_gradients_are_cast_by_one_kernel(name, precision, monkeypatch):
         ("small-cnn", 4, 2, 3, (9, 7)),  # as a step of PLS
         ("preactresnet18", 2, 1, 3, (16, 16)),
         ("preactresnet18-stemnorm", 2, 0, 3, (16, 16)),
+        ("preactresnet18-released", 2, 1, 3, (16, 16)),
     ],
 )
 def test_views_together_are_views_one_by_one(name, count, free, channels, size):

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pseudoloss.config import OWN
 from pseudoloss.errors import InputError
@@ -36,16 +37,50 @@ def test_a_transformer_is_built_for_the_image_size():
     assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
 
 
-def test_forms_of_the_preactresnet():
-    """Row 17: the norm before the pooling, or after the first convolution."""
-    standard, released = make("preactresnet18").backbone, make("preactresnet18-stemnorm").backbone
-    assert standard.final_norm is not None
-    assert standard.stem_norm is None
-    assert released.final_norm is None
-    assert released.stem_norm is not None
-    sizes = [sum(p.numel() for p in b.parameters()) for b in (standard, released)]
-    assert sizes[0] - sizes[1] == 2 * (512 - 64)
-    assert 11.1e6 < sizes[0] < 11.3e6  # the usual 11.2 million
+def slow_preactresnet(backbone, x, name):
+    """Row 17, block for block: the norm before the pooling, or after the first convolution; and in
+    the released program every shortcut behind norm and ReLU."""
+
+    def active(norm, x):
+        return F.relu(F.batch_norm(x, None, None, norm.weight, norm.bias, training=True))
+
+    x = F.conv2d(x, backbone.stem.weight, padding=1)
+    if name != "preactresnet18":
+        x = active(backbone.stem_norm, x)
+    for i, block in enumerate(backbone.blocks):
+        stride = 2 if i in (2, 4, 6) else 1
+        before, x = x, active(block.norm1, x)
+        if i in (2, 4, 6):
+            shortcut = F.conv2d(x, block.shortcut.weight, stride=2)
+        else:
+            shortcut = x if name == "preactresnet18-released" else before
+        x = F.conv2d(x, block.conv1.weight, stride=stride, padding=1)
+        x = F.conv2d(active(block.norm2, x), block.conv2.weight, padding=1) + shortcut
+    if name == "preactresnet18":
+        x = active(backbone.final_norm, x)
+    return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name.startswith("preact")])
+def test_forms_of_the_preactresnet(name):
+    torch.manual_seed(1)
+    backbone = make(name).backbone.double()
+    for norm in backbone.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(norm.weight)
+            torch.nn.init.normal_(norm.bias)
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    torch.testing.assert_close(backbone(x), slow_preactresnet(backbone, x, name))
+
+
+def test_sizes_of_the_preactresnet():
+    """The norm before the pooling has 512 channels, that after the first convolution 64."""
+    standard, *others = (
+        sum(p.numel() for p in make(name).backbone.parameters())
+        for name in ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released")
+    )
+    assert [standard - other for other in others] == [2 * (512 - 64)] * 2
+    assert 11.1e6 < standard < 11.3e6  # the usual 11.2 million
 
 
 def test_preactresnet_halves_three_times():

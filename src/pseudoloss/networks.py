@@ -121,7 +121,11 @@ def build(
         backbone: nn.Module = SmallCNN(channels)
         features = SmallCNN.FEATURES
     elif name in OWN:
-        backbone = PreActResNet18(channels, final_norm=name == "preactresnet18")
+        backbone = PreActResNet18(
+            channels,
+            final_norm=name == "preactresnet18",
+            active_shortcuts=name == "preactresnet18-released",
+        )
         features = PreActResNet18.FEATURES
     else:
         backbone, features = _timm_backbone(name, channels, size, weights)
@@ -130,10 +134,12 @@ def build(
 
 
 class PreActBlock(nn.Module):
-    """Norm, ReLU and convolution, twice, around a shortcut."""
+    """Norm, ReLU and convolution, twice, around a shortcut. Where the image is halved, the shortcut
+    begins behind the first norm and ReLU; elsewhere before them, or there too (`active`)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, active: bool) -> None:
         super().__init__()
+        self.active = active
         self.norm1 = nn.BatchNorm2d(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
@@ -143,10 +149,11 @@ class PreActBlock(nn.Module):
 
     def forward(self, x: Any, skip: Any, how: Plain) -> tuple[Any, Any]:
         """From x + skip to the two that the next norm sums."""
-        same = self.shortcut is None
-        total, active = how.sum_norm_relu(self.norm1, x, skip, keep=same)
+        keep = self.shortcut is None and not self.active
+        total, active = how.sum_norm_relu(self.norm1, x, skip, keep=keep)
         if self.shortcut is None:
-            active, shortcut = how.conv_norm_relu(self.conv1, self.norm2, active), total
+            shortcut = active if self.active else total
+            active = how.conv_norm_relu(self.conv1, self.norm2, active)
         else:
             active, shortcut = how.downsample(self.conv1, self.norm2, self.shortcut, active)
         return how.conv(self.conv2, active), shortcut
@@ -155,20 +162,23 @@ class PreActBlock(nn.Module):
 class PreActResNet18(nn.Module):
     """The 32-pixel pre-activation ResNet-18 (row 17).
 
-    With `final_norm` the standard form: norm and ReLU before the pooling. Without, the form of the
-    released program: they come after the first convolution instead.
+    With `final_norm` the standard form: norm and ReLU before the pooling. Without, they come after
+    the first convolution instead; in the released program `active_shortcuts` too.
     """
 
     FEATURES = 512
 
-    def __init__(self, channels: int, final_norm: bool) -> None:
+    def __init__(self, channels: int, final_norm: bool, active_shortcuts: bool) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
         self.stem_norm = None if final_norm else nn.BatchNorm2d(64)
         blocks = []
         inputs = 64
         for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            blocks += [PreActBlock(inputs, outputs, stride), PreActBlock(outputs, outputs, 1)]
+            blocks += [
+                PreActBlock(inputs, outputs, stride, active_shortcuts),
+                PreActBlock(outputs, outputs, 1, active_shortcuts),
+            ]
             inputs = outputs
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.BatchNorm2d(self.FEATURES) if final_norm else None
