@@ -1,3 +1,7 @@
+import json
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -96,6 +100,43 @@ def test_stage_1(given):
     assert "takes 100% of the given labels" in health.stage1_collapsed(stages_of(memory), memory)
     memory.noisy_N[: N // 2] = False
     assert health.stage1_collapsed(stages_of(memory), memory) is None
+
+
+def test_stage_1_that_swings():
+    up_and_down = [0.9, 0.1, 0.95, 0.12]
+    text = health.stage1_swings(up_and_down)
+    assert text.startswith(
+        "stage 1 swings: it took 95% of the given labels for wrong after one epoch, 12% after the "
+        "next, and leapt like that 3 times in 3 epochs."
+    )
+    assert "--warmup" in text
+    assert health.stage1_swings(up_and_down[:3]) is None  # twice is not yet
+    assert health.stage1_swings([0.5] * 7 + up_and_down) is not None  # the step to 0.9 counts too
+    assert health.stage1_swings(up_and_down + [0.12] * 10) is None  # over
+    assert health.stage1_swings([0.9, 0.62] * 10) is None
+    assert health.stage1_swings([]) is None
+
+
+@pytest.mark.parametrize(("name", "epoch"), [("again", 55), ("seed-2", 43), ("stemnorm", 34)])
+def test_runs_that_swung(name, epoch):
+    """At 80% noise, on a GPU; each would have been told of, and when."""
+    results = Path(__file__).parent.parent / "benchmarks" / "results"
+    file = results / f"cifar100-id80-{name}-h200.json"
+    shares = json.loads(file.read_text())["runs"][0]["noisy_by_epoch"][29:]
+    told = [e for e in range(len(shares)) if health.stage1_swings(shares[: e + 1])]
+    assert 30 + told[0] == epoch
+
+
+def test_healthy_runs_do_not_swing():
+    results = Path(__file__).parent.parent / "benchmarks" / "results" / "experiments"
+    files = list(results.rglob("metrics.jsonl"))
+    assert files
+    for file in files:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        shares = [line["noisy"] for line in lines if line["noisy"] is not None]
+        steps = [abs(a - b) for a, b in pairwise(shares)]
+        assert len(steps) > 150
+        assert max(steps) < 0.05
 
 
 def test_stage_2(given):

@@ -466,6 +466,32 @@ def test_a_collapse_behind_the_warm_up_is_noticed(method, monkeypatch):
     assert notice["epoch"] == 3
 
 
+@pytest.mark.parametrize("method", ["pls", "ce"])
+def test_a_stage_1_that_swings_is_noticed(
+    method, tiny_source, tiny_settings, monkeypatch, tmp_path
+):
+    """Though the run is broken off in between. Baselines do not learn from stage 1."""
+    track = Session.track
+
+    def swing(session, epoch):
+        stages = track(session, epoch)
+        session.memory.noisy_N.fill_(False)
+        session.memory.noisy_N[: len(session.memory.noisy_N) * (9 if epoch % 2 else 1) // 10] = True
+        return stages
+
+    monkeypatch.setattr(Session, "track", swing)
+    settings = tiny_settings | {"method": method, "epochs": 6, "warmup": 1}
+    out = tmp_path / "run"
+    pl.train(tiny_source, out=out, quiet=True, minutes=1e-9, **settings)
+    while not (out / "summary.json").exists():
+        run = pl.train(tiny_source, out=out, quiet=True, resume=True, minutes=1e-9)
+    found = {notice["kind"]: notice for notice in run.summary["notices"]}
+    assert ("swings" in found) == (method == "pls")
+    if method == "pls":
+        assert found["swings"]["epoch"] == 4
+        assert "89% after the next" in found["swings"]["text"]
+
+
 @pytest.mark.parametrize("method", ["ce", "mixup"])
 def test_baselines_hear_nothing_of_stage_1(tiny_settings, method):
     """Which finds no modes in losses that are all equal, but is not learnt from."""

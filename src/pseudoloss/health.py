@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,6 +19,9 @@ WARM_UP_ONLY = (
 CHANCE_SIGMAS = 3.0  # predictions this close to guessing show nothing learnt
 ALMOST_ALL = 0.98  # with 80% noise, stage 1 rightly flags up to 95% after the warm-up
 ALMOST_NONE = 0.01
+# What stage 1 takes for wrong, epoch after epoch: in healthy runs it has moved by 0.05 at most.
+SWING = 0.3
+SWINGS, WATCHED = 3, 10  # so many swings in so many epochs
 
 
 def warm_up_at_chance(memory: Memory, given_N: Tensor) -> str | None:
@@ -77,6 +81,22 @@ def stage1_collapsed(stages: Stages, memory: Memory, values: str = "losses") -> 
             "Try a longer --warmup, a higher --threshold or a lower --lr."
         )
     return None
+
+
+def stage1_swings(shares: Sequence[float]) -> str | None:
+    """Whether what stage 1 takes for wrong leaps up and down. `shares` are those of the labels,
+    after one epoch after another, the last ones of which are looked at. Seen at 80% noise."""
+    shares = shares[-WATCHED - 1 :]
+    leaps = [(a, b) for a, b in pairwise(shares) if abs(a - b) > SWING]
+    if len(leaps) < SWINGS:
+        return None
+    before, after = leaps[-1]
+    return (
+        f"stage 1 swings: it took {before:.0%} of the given labels for wrong after one epoch, "
+        f"{after:.0%} after the next, and leapt like that {len(leaps)} times in {len(shares) - 1} "
+        "epochs. Its mixture finds no clear modes yet; the run may take long to recover. Try a "
+        "longer --warmup, a lower --lr or --weight-decay, or another --network."
+    )
 
 
 def stage2_collapsed(stages: Stages, memory: Memory, values: str = "pseudo-losses") -> str | None:

@@ -4,7 +4,7 @@ are in session.py, and what they minimise in methods/."""
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -264,6 +264,7 @@ class Record:
     best: float | None = None  # test accuracy
     best_epoch: int | None = None
     last: dict[str, Any] = field(default_factory=dict)  # the metrics of the last epoch
+    noisy: list[float] = field(default_factory=list)  # what stage 1 took for wrong, lately
     notices: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -334,7 +335,8 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
     if accuracy is not None and (record.best is None or accuracy > record.best):
         record.best, record.best_epoch = accuracy, epoch + 1
     if stages is not None:
-        notice(session, record, symptoms(session, epoch, stages))
+        record.noisy = [*record.noisy, found["noisy"]][-health.WATCHED - 1 :]
+        notice(session, record, symptoms(session, epoch, stages, record.noisy))
     lost = session.lost_files()
     if len(lost) > MOST_LOST * len(session.data.train):
         raise TrainingError(f"{health.lost_files(lost)}. --resume goes on when they are back")
@@ -410,8 +412,10 @@ def comparisons(session: Session, true_N: Tensor, judged: bool) -> dict[str, Any
     return found
 
 
-def symptoms(session: Session, epoch: int, stages: Stages) -> dict[str, str | None]:
-    """What may be wrong after an epoch, by kind."""
+def symptoms(
+    session: Session, epoch: int, stages: Stages, noisy: Sequence[float]
+) -> dict[str, str | None]:
+    """What may be wrong after an epoch, by kind. `noisy`: what stage 1 took for wrong, lately."""
     memory, settings = session.memory, session.settings
     ends_warm_up, is_last = epoch + 1 == settings.warmup_epochs, epoch + 1 == settings.epochs
     chance = {
@@ -427,6 +431,7 @@ def symptoms(session: Session, epoch: int, stages: Stages) -> dict[str, str | No
     second = wording.VALUES[settings.trust_metric]
     return chance | {
         "stage 1": health.stage1_collapsed(stages, memory, first),
+        "swings": health.stage1_swings(noisy),
         "stage 2": health.stage2_collapsed(stages, memory, second),
         "classes": health.classes_lost(session.lost_C(stages), classes) if is_last else None,
     }
