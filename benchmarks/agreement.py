@@ -3,9 +3,9 @@
     python benchmarks/agreement.py SOURCE [--preset NAME] [--minutes M] [--quick] [--out FILE.json]
 
 All begin each phase with the same weights and draw the same random numbers; every method, every
-switch and every row of the ablation is tried. Behind the warm-up some images count as noisy, and
-each of those is trusted in part, by chance. Three comparisons with plain calls, as distances of the
-weights after some steps, in parts of the way they have gone by then:
+switch and every row of the ablation is tried, and two large networks. Behind the warm-up some
+images count as noisy, and each of those is trusted in part, by chance. Three comparisons with plain
+calls, as distances of the weights after some steps, in parts of the way they have gone by then:
 
 - captured: the same kernels, replayed as a graph. The distance must be zero.
 - fast: fused, compiled and captured. Other kernels round otherwise.
@@ -56,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no mixup": {"mixup": False},
     "guessing in eval": {"guess_mode": "eval"},
     "paper's forms": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
+    "standard network": {"network": "preactresnet18"},
+    "released network": {"network": "preactresnet18-released"},
 }
 STEPS = (1, 5, 20, 40)  # in the warm-up, and again afterwards
 NOISY = 0.4  # of the images, behind the warm-up
