@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no mixup": {"mixup": False},
     "guessing in eval": {"guess_mode": "eval"},
     "paper's forms": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
+    "weighted by one's own": {"weighting": "own"},
     "standard network": {"network": "preactresnet18"},
     "released network": {"network": "preactresnet18-released"},
 }

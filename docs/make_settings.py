@@ -44,7 +44,7 @@ WHEN = {
     "gamma": "Nearer to 1 if guesses are certain and wrong.",
     "guess_norm": "For the paper's form.",
     "guess_mode": "For comparisons; eval with batches that are too small for statistics.",
-    "weighting": "For the paper's form.",
+    "weighting": "For the paper's form (together), or that of the program's other commit (own).",
     "trust_metric": "For comparisons.",
     "trust_threshold": "With `--trust-metric threshold`.",
     "mu": "Hardly ever.",

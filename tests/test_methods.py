@@ -158,6 +158,7 @@ def _parts(setting, **changes):
         {"mu": 0.5},
         {"guess_norm": "max"},
         {"weighting": "together"},
+        {"weighting": "own"},
     ],
 )
 def test_every_switch_changes_the_loss(setting, switch):

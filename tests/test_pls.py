@@ -14,6 +14,7 @@ from pseudoloss.methods.mixup import cross_entropy, mix
 from pseudoloss.mixture import fit_two_modes
 
 B, C, D = 7, 5, 6
+CLASSIFICATIONS = pls.classification_apart, pls.classification_together, pls.classification_own
 
 
 # ------------------------------------------------------------------------ the slow, plain forms
@@ -60,6 +61,14 @@ def slow_classification_together(logits, target, w, partner, lam):
         total += w_mix * slow_cross_entropy([logits[i]], [mixed])[0]
         divisor += w_mix
     return total / divisor
+
+
+def slow_classification_own(logits, target, w, partner, lam):
+    total = 0.0
+    for i, j in enumerate(partner):
+        mixed = [lam * a + (1 - lam) * b for a, b in zip(target[i], target[j], strict=True)]
+        total += w[i] * slow_cross_entropy([logits[i]], [mixed])[0]
+    return total / sum(w)
 
 
 def slow_balance(logits, prior):
@@ -153,6 +162,7 @@ def test_pseudo_loss(batch):
     [
         (pls.classification_apart, slow_classification_apart),
         (pls.classification_together, slow_classification_together),
+        (pls.classification_own, slow_classification_own),
     ],
 )
 def test_classification(batch, ours, slow):
@@ -229,7 +239,7 @@ def test_permuting_the_batch_changes_no_loss(order, seed):
 
     guess = pls.guess_labels(logits, other, 2.0)
     torch.testing.assert_close(pls.guess_labels(logits[order], other[order], 2.0), guess[order])
-    for loss in (pls.classification_apart, pls.classification_together):
+    for loss in CLASSIFICATIONS:
         torch.testing.assert_close(
             loss(logits[order], target[order], w[order], moved_partner, lam),
             loss(logits, target, w, partner, lam),
@@ -250,7 +260,7 @@ def test_permuting_the_batch_changes_no_loss(order, seed):
 def test_full_trust_is_the_unweighted_loss(batch, full):
     mixed = mix(batch.target, batch.partner, batch.lam)
     plain = cross_entropy(batch.logits, mixed).mean()
-    for loss in (pls.classification_apart, pls.classification_together):
+    for loss in CLASSIFICATIONS:
         close(loss(batch.logits, batch.target, full, batch.partner, batch.lam), plain)
 
 
@@ -330,6 +340,7 @@ def test_gradients_are_finite(name, dtype):
     loss = (
         pls.classification_apart(logits, guess, w, partner, lam)
         + pls.classification_together(logits, guess, w, partner, lam)
+        + pls.classification_own(logits, guess, w, partner, lam)
         + pls.class_balance(logits, torch.full((C,), 1 / C))
         + pls.contrastive_loss(pls.feature_similarity(features, features, 0.2), L)
     )

@@ -158,6 +158,7 @@ SWITCHES = [
     {"guess_norm": "max"},
     {"guess_mode": "eval"},
     {"weighting": "together"},
+    {"weighting": "own"},
     {"contrast_class": "own"},
     {"balance_prior": "given"},
     {"precision": "bf16"},

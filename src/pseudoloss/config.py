@@ -74,8 +74,9 @@ class Settings:
     """What a guess is divided by: its sum or its maximum."""
     guess_mode: Literal["train", "eval"] = "train"
     """Mode of the network while it guesses: batch statistics or running statistics."""
-    weighting: Literal["apart", "together"] = "apart"
-    """Trust under mixup: two terms with a normaliser each, or one interpolated trust."""
+    weighting: Literal["apart", "together", "own"] = "apart"
+    """Trust under mixup: two terms with a normaliser each, one interpolated trust, or that of the
+    first image for both."""
     trust_metric: Literal["pseudo-loss", "confidence", "entropy", "threshold"] = "pseudo-loss"
     """What trust comes from: a mixture of the pseudo-loss, of the guess's confidence or of its
     entropy; threshold: 1 where the confidence exceeds trust_threshold, else 0."""

@@ -66,6 +66,7 @@ def build(settings: Settings, given_N: Tensor, classes: int) -> Method:
         classification={
             "apart": pls.classification_apart,
             "together": pls.classification_together,
+            "own": pls.classification_own,
         }[settings.weighting],
         contrastive_class={"mixed": pls.class_of_mixed, "own": pls.class_of_own}[
             settings.contrast_class

@@ -131,6 +131,13 @@ def classification_together(
     return weighted_mean(loss_B, None if w_B is None else mix(w_B, partner_B, lam))
 
 
+def classification_own(
+    logits_BC: Tensor, target_BC: Tensor, w_B: Tensor | None, partner_B: Tensor, lam: Tensor
+) -> Tensor:
+    """Eq. 3 as released too, at another commit: the target interpolated, w not (row 4)."""
+    return weighted_mean(cross_entropy(logits_BC, mix(target_BC, partner_B, lam)), w_B)
+
+
 def class_balance(logits_BC: Tensor, prior_C: Tensor) -> Tensor:
     """KL(prior ‖ mean prediction of the batch): no class may be forgotten (row 14)."""
     log_BC = F.log_softmax(logits_BC.float(), dim=1)
