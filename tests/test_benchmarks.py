@@ -91,6 +91,30 @@ def test_plain_steps_agree_with_themselves(tmp_path):
     assert compared["fast"] == compared["plain"]
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--preset", "nope"], "--preset nope: no such preset"),
+        (["--preset", "digits", "--set", "epochz=3"], "--set epochz=3: no such setting"),
+        (["--preset", "digits", "--set", "weighting=own"], "knows no weighting"),
+        (
+            ["--preset", "digits", "--set", "network=resnet18"],
+            "--network resnet18: the oracle knows",
+        ),
+    ],
+)
+def test_what_the_oracle_does_not_know(monkeypatch, capsys, words, error):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("PSEUDOLOSS_COMMIT", "none")
+    import oracle
+
+    monkeypatch.setattr(sys, "argv", ["oracle.py", "digits", *words])
+    with pytest.raises(SystemExit) as stopped:
+        oracle.main()
+    assert stopped.value.code == 2
+    assert error in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_oracle_and_the_package_end_alike(tmp_path):
     """Two programs of one method, with the same noise and other random numbers. With 30 epochs and
