@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 import pseudoloss
+from pseudoloss.config import LABEL_FILES
 from pseudoloss.data.sources import PLACES
+from pseudoloss.experiments.catalogue import NO_MATTER
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the driver is asked for, and what it is called here.
@@ -100,6 +102,16 @@ def without_place(source: str) -> str:
     kind, colon, place = source.partition(":")
     ratio = place.rpartition(":")[2] if kind in PLACES else ""
     return f"{kind}{colon and ':DIR'}{ratio and f':{ratio}'}"
+
+
+def published(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was trained with, as far as it makes its numbers, without places of this machine:
+    a preset may mean something else one day."""
+    kept = {name: value for name, value in settings.items() if name not in NO_MATTER}
+    kind, _, file = str(kept["corrupt"]).partition(":")
+    if kind in LABEL_FILES:
+        kept["corrupt"] = f"{kind}:{Path(file).name}"
+    return kept
 
 
 COMMIT = commit()  # that of the beginning: a checkout may move on while it is being measured

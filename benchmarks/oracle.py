@@ -10,8 +10,6 @@ captured or fused. The package lends settings, data and views (each view is test
 torchvision). So where this ends elsewhere than `run.py` by more than seeds do, one of the two is
 wrong. It knows the method as released: of the switches only contrast, contrast_class and balance.
 With --minutes it stops in time, for good.
-
-Shapes: N images, B in a batch, C classes.
 """
 
 import argparse
@@ -32,7 +30,6 @@ from pseudoloss.choices import choose_normalisation, choose_padding, choose_size
 from pseudoloss.config import OWN, Settings, as_flag, as_json, request
 from pseudoloss.data import corrupt, open_source
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import NO_MATTER
 from pseudoloss.experiments.cells import read_changes
 from pseudoloss.views import STRONG_DRAWS, WEAK_DRAWS, Views
 
@@ -311,9 +308,8 @@ def main() -> None:
         if args.minutes and seconds * (epoch + 2) / (epoch + 1) > 60 * args.minutes:
             break
     best = max(range(len(accuracies)), key=accuracies.__getitem__)
-    kept = {name: value for name, value in as_json(settings).items() if name not in NO_MATTER}
     found = {
-        "settings": kept | {"precision": precision},
+        "settings": machine.published(as_json(settings)) | {"precision": precision},
         "oracle": {
             "seed": args.seed,
             "epochs": len(accuracies),
@@ -328,7 +324,10 @@ def main() -> None:
             "noisy_by_epoch": noisy,
         },
     }
-    machine.write(args.out, found, {args.source: machine.without_place(args.source)})
+    places = {args.source: machine.without_place(args.source)}
+    if settings.pool is not None:
+        places |= {word: f"pool={Path(settings.pool).name}" for word in args.set if "pool" in word}
+    machine.write(args.out, found, places)
 
 
 if __name__ == "__main__":

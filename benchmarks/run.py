@@ -21,8 +21,6 @@ from statistics import mean, median
 from typing import Any
 
 import machine
-from pseudoloss.config import LABEL_FILES
-from pseudoloss.experiments.catalogue import NO_MATTER
 
 
 def main() -> None:
@@ -65,12 +63,9 @@ def main() -> None:
 
 
 def settings_of(args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """What the runs were trained with: a preset may mean something else one day."""
+    """What the runs were trained with."""
     config = json.loads((folder_of(args, seed) / "config.json").read_text())
-    kind, _, file = str(config["settings"]["corrupt"]).partition(":")
-    if kind in LABEL_FILES:  # without its place
-        config["settings"]["corrupt"] = f"{kind}:{Path(file).name}"
-    return {name: value for name, value in config["settings"].items() if name not in NO_MATTER}
+    return machine.published(config["settings"])
 
 
 def folder_of(args: argparse.Namespace, seed: int) -> Path:

@@ -264,7 +264,6 @@ class Record:
     best: float | None = None  # test accuracy
     best_epoch: int | None = None
     last: dict[str, Any] = field(default_factory=dict)  # the metrics of the last epoch
-    noisy: list[float] = field(default_factory=list)  # what stage 1 took for wrong, lately
     notices: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -292,7 +291,7 @@ def fit(
     time_is_up = False
     with Writer() as writer:
         while record.epochs < settings.epochs and not time_is_up:
-            line = run_epoch(session, record)
+            line = run_epoch(session, record, lines)
             if len(lines) == before and session.begun is not None:  # the first of this process
                 record.startup_seconds += session.begun - started
             spent = time.monotonic() - started
@@ -311,8 +310,9 @@ def fit(
     return finish(session, folder, record, lines)
 
 
-def run_epoch(session: Session, record: Record) -> dict[str, Any]:
-    """One epoch: steps, tracking, validation. Its metrics, and `record` brought up to date."""
+def run_epoch(session: Session, record: Record, earlier: list[dict[str, Any]]) -> dict[str, Any]:
+    """One epoch: steps, tracking, validation. Its metrics, and `record` brought up to date.
+    `earlier` are the metrics of the epochs before."""
     epoch, settings = record.epochs, session.settings
     session.teller.begin_epoch(wording.epoch_title(settings, epoch, record.last), session.steps)
     clock = [time.perf_counter()]
@@ -335,8 +335,8 @@ def run_epoch(session: Session, record: Record) -> dict[str, Any]:
     if accuracy is not None and (record.best is None or accuracy > record.best):
         record.best, record.best_epoch = accuracy, epoch + 1
     if stages is not None:
-        record.noisy = [*record.noisy, found["noisy"]][-health.WATCHED - 1 :]
-        notice(session, record, symptoms(session, epoch, stages, record.noisy))
+        noisy = [line["noisy"] for line in [*earlier, found] if line["noisy"] is not None]
+        notice(session, record, symptoms(session, epoch, stages, noisy))
     lost = session.lost_files()
     if len(lost) > MOST_LOST * len(session.data.train):
         raise TrainingError(f"{health.lost_files(lost)}. --resume goes on when they are back")
@@ -415,7 +415,7 @@ def comparisons(session: Session, true_N: Tensor, judged: bool) -> dict[str, Any
 def symptoms(
     session: Session, epoch: int, stages: Stages, noisy: Sequence[float]
 ) -> dict[str, str | None]:
-    """What may be wrong after an epoch, by kind. `noisy`: what stage 1 took for wrong, lately."""
+    """What may be wrong after an epoch, by kind. `noisy`: what stage 1 took for wrong so far."""
     memory, settings = session.memory, session.settings
     ends_warm_up, is_last = epoch + 1 == settings.warmup_epochs, epoch + 1 == settings.epochs
     chance = {
