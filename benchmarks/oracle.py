@@ -90,7 +90,7 @@ class Network(nn.Module):
         self.project = nn.Linear(features, settings.projection)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.backbone(x)
+        features = self.backbone(x.contiguous(memory_format=torch.channels_last))
         return self.classify(features), F.normalize(self.project(features))
 
 
@@ -133,7 +133,9 @@ class Oracle:
             pad=choose_padding(size, settings),
             flip=settings.flip,
         )
-        self.network = Network(settings, train.channels, self.classes).to(self.device)
+        self.network = Network(settings, train.channels, self.classes).to(
+            self.device, memory_format=torch.channels_last
+        )
         self.optimiser = torch.optim.SGD(
             self.network.parameters(),
             lr=settings.lr,
