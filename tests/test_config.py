@@ -69,7 +69,7 @@ def test_no_default_lives_outside_config():
         ("weight_decay", -1e-4, "--weight-decay must be"),
         ("threshold", 1.0, "--threshold must be between 0 and 1"),
         ("threshold_on", "dirty", "--threshold-on dirty"),
-        ("noise_metric", "gain", "--noise-metric gain: must be one of loss, agreement"),
+        ("noise_metric", "gain", "--noise-metric gain: must be one of loss, capped-loss"),
         ("trust_metric", "loss", "--trust-metric loss: must be one of pseudo-loss, confidence"),
         ("trust_threshold", 1.0, "--trust-threshold must be at least 0 and below 1"),
         ("gamma", 0, "--gamma must be above 0"),

@@ -109,7 +109,7 @@ def test_stage_1_that_swings():
         "stage 1 swings: it took 95% of the given labels for wrong after one epoch, 12% after the "
         "next, and leapt like that 3 times in 3 epochs."
     )
-    assert "--warmup" in text
+    assert "--noise-metric capped-loss" in text
     assert health.stage1_swings(up_and_down[:3]) is None  # twice is not yet
     assert health.stage1_swings([0.5] * 7 + up_and_down) is not None  # the step to 0.9 counts too
     assert health.stage1_swings(up_and_down + [0.12] * 10) is None  # over

@@ -12,6 +12,7 @@ from scipy.spatial.distance import jensenshannon
 from sklearn.neighbors import KNeighborsClassifier
 
 from pseudoloss import metrics
+from pseudoloss.mixture import fit_two_modes
 
 C = 5
 SEEDS = st.integers(0, 10_000)
@@ -102,6 +103,39 @@ def test_laws_of_what_neighbours_say(seed, n, k):
     ):
         assert bool(((value >= -1e-6) & (value <= most + 1e-4)).all())
         torch.testing.assert_close(value[order], permuted, atol=1e-4, rtol=1e-3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SEEDS, st.sampled_from([0.1, 1.0, 10.0]), st.integers(2, 1000))
+def test_a_capped_loss_is_the_loss_up_to_knowing_nothing(seed, scale, classes):
+    logits = scale * torch.randn(40, classes, generator=torch.Generator().manual_seed(seed))
+    loss = F.cross_entropy(logits, torch.zeros(40, dtype=torch.long), reduction="none")
+    capped = metrics.capped(loss, classes)
+    nothing = F.cross_entropy(torch.zeros(1, classes), torch.tensor([0])).item()
+    assert (capped <= nothing + 1e-6).all()
+    assert torch.equal(capped < loss, loss > math.log(classes))
+    assert torch.equal(capped[loss < nothing - 1e-6], loss[loss < nothing - 1e-6])
+    assert metrics.capped(torch.tensor([math.nan]), classes).isnan()
+
+
+def test_certain_errors_make_no_mode_of_their_own():
+    """Four wrong labels of five, as after an epoch that learnt guesses: the network is sure of some
+    images, whose wrong labels have large losses, and less sure of the rest."""
+    random = torch.Generator().manual_seed(0)
+
+    def around(mean, spread, count):
+        return mean + spread * torch.randn(count, generator=random)
+
+    right, unsure, sure = around(2, 0.7, 2000), around(5, 0.4, 5500), around(9, 1.2, 2500)
+    loss, wrong = torch.cat([right, unsure, sure]), torch.arange(10_000) >= 2000
+
+    def flagged(values):
+        return 1 - fit_two_modes(values).low_N > 0.5
+
+    assert flagged(loss).float().mean() < 0.35
+    found = flagged(metrics.capped(loss, 100))
+    assert found[wrong].float().mean() > 0.9
+    assert wrong[found].float().mean() > 0.97
 
 
 def test_a_wrong_label_among_its_class_is_suspicious():

@@ -634,6 +634,7 @@ def test_the_start_ends_with_the_first_step(tiny_source, tiny_settings):
 @pytest.mark.parametrize(
     "chosen",
     [
+        {"noise_metric": "capped-loss"},
         {"noise_metric": "agreement"},
         {"noise_metric": "disagreement"},
         {"noise_metric": "js"},

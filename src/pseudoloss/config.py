@@ -62,10 +62,11 @@ class Settings:
     """Probability above which stage 1 decides. The paper uses 0.5 at 80% noise."""
     threshold_on: Literal["noisy", "clean"] = "noisy"
     """noisy: noisy if P(high mode) > threshold; clean: clean if P(low mode) > threshold."""
-    noise_metric: Literal["loss", "agreement", "disagreement", "js", "kl"] = "loss"
-    """What its mixture is fitted to: the loss, the agreement or disagreement of neighbours in the
-    contrastive space, the Jensen-Shannon divergence of prediction and label, or the KL divergence
-    of two views (which hardly sees the label)."""
+    noise_metric: Literal["loss", "capped-loss", "agreement", "disagreement", "js", "kl"] = "loss"
+    """What its mixture is fitted to: the loss, the loss up to that of a prediction that knows
+    nothing, the agreement or disagreement of neighbours in the contrastive space, the
+    Jensen-Shannon divergence of prediction and label, or the KL divergence of two views (which
+    hardly sees the label)."""
 
     # Guesses, and how far they are trusted
     gamma: float = 2.0

@@ -94,8 +94,8 @@ def stage1_swings(shares: Sequence[float]) -> str | None:
     return (
         f"stage 1 swings: it took {before:.0%} of the given labels for wrong after one epoch, "
         f"{after:.0%} after the next, and leapt like that {len(leaps)} times in {len(shares) - 1} "
-        "epochs. Its mixture finds no clear modes yet; the run may take long to recover. Try a "
-        "longer --warmup, a lower --lr or --weight-decay, or another --network."
+        "epochs. Its mixture finds no clear modes yet; the run may take long to recover. Try "
+        "--noise-metric capped-loss, a longer --warmup, a lower --lr or --weight-decay."
     )
 
 

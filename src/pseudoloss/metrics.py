@@ -6,8 +6,8 @@ So the same mixture and the same AUC serve them all.
 The paper compares the small loss with three metrics that others use to find noise. Its section
 "Detecting and correcting label noise" names neighbour agreement and disagreement in the contrastive
 space, as MOIT has them (Ortego et al., CVPR 2021), and the KL divergence, but gives no formula; the
-formulas here are our reading. For guesses, its section "Identifying incorrect pseudo-labels"
-compares the pseudo-loss with the confidence and the entropy of the guess.
+formulas here are our reading; `capped` is our own. For guesses, its section "Identifying incorrect
+pseudo-labels" compares the pseudo-loss with the confidence and the entropy of the guess.
 
 Neighbours are found a part at a time: no tensor has N×N numbers, or N×C. Nothing here is part of
 the default tracking pass.
@@ -16,6 +16,7 @@ Shapes: N images, M others, B of them at a time, P compared with them at a time,
 the contrastive space, C classes, K neighbours.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -84,6 +85,17 @@ def votes(weight_BK: Tensor, label_BK: Tensor, classes: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------ is a label wrong?
+
+
+def capped(loss_N: Tensor, classes: int) -> Tensor:
+    """The loss up to that of a prediction that spreads evenly over the classes; 0 to log C.
+
+    Where the network does worse than to know nothing, it says that the label is wrong; how much
+    worse tells how certain it is, and no more of the label. Among many wrong labels those
+    certainties make modes of their own, and a mixture of the loss then parts wrong labels from
+    wrong labels (docs/results.md, 80%).
+    """
+    return loss_N.clamp(max=math.log(classes))
 
 
 def agreement(near: Neighbours, given_N: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from pseudoloss.networks import Network
 from pseudoloss.pixels import InParts, Resident, Together, place
 from pseudoloss.progress import Teller
 from pseudoloss.tracking import (
+    NEEDS_NO_PASS,
     Stages,
     guess,
     judge,
@@ -349,8 +350,8 @@ class Session:
             look(self.network, self.views, pixels, given_N, memory)
             return self._judge(memory, pixels, given_N, self.weak_draws_NK, judge_guesses)
 
-        # Other metrics of stage 1 make further passes, and are not made for being captured.
-        plain = pixels.streamed or self.settings.noise_metric != "loss"
+        # Metrics of stage 1 that make further passes are not made for being captured.
+        plain = pixels.streamed or self.settings.noise_metric not in NEEDS_NO_PASS
         return tracking if plain else self._captured(tracking, "tracking pass")
 
     def _validation(self) -> Call[Tensor]:

@@ -24,7 +24,9 @@ PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
 LARGE = 2**35  # bytes of a GPU's memory
 SHARES_AT_ONCE = 2**22  # of guesses, a number a class
 
+# What is compared (capped-loss orders images as the loss does), and what `look` has found already.
 NOISE_METRICS = ("loss", "agreement", "disagreement", "js", "kl")
+NEEDS_NO_PASS = ("loss", "capped-loss")
 
 
 class Stages(NamedTuple):
@@ -123,10 +125,12 @@ def noise_metrics(
     memory: Memory,
     draws_NK: Tensor,
 ) -> dict[str, Tensor]:
-    """Some of `NOISE_METRICS`, of all images. `draws_NK` are for weak views, which kl looks at."""
+    """Metrics of stage 1, of all images. `draws_NK` are for weak views, which kl looks at."""
     found: dict[str, Tensor] = {}
     if "loss" in names:
         found["loss"] = memory.loss_N
+    if "capped-loss" in names:
+        found["capped-loss"] = metrics.capped(memory.loss_N, memory.classes)
     if "agreement" in names or "disagreement" in names:
         near = metrics.neighbours(project(network, views, pixels))
         if "agreement" in names:

@@ -23,6 +23,7 @@ SHOWN = 5  # classes and confusions of an evaluation
 # What a metric is called where a notice speaks of its values.
 VALUES = {
     "loss": "losses",
+    "capped-loss": "losses",
     "agreement": "agreements of neighbours",
     "disagreement": "disagreements of neighbours",
     "js": "divergences of labels",
