@@ -8,7 +8,8 @@ mixtures with their random start, guesses remembered whole, the last, incomplete
 and on a GPU float16 with a scaled loss, all as in the released program. Nothing is compiled,
 captured or fused. The package lends settings, data and views (each view is tested against
 torchvision). So where this ends elsewhere than `run.py` by more than seeds do, one of the two is
-wrong. It knows the method as released: of the switches only contrast, contrast_class and balance.
+wrong. It knows the method as released, and of the switches only contrast, contrast_class, balance
+and, of noise_metric, the loss and the capped loss.
 With --minutes it stops in time, for good.
 """
 
@@ -34,9 +35,10 @@ from pseudoloss.experiments.cells import read_changes
 from pseudoloss.views import STRONG_DRAWS, WEAK_DRAWS, Views
 
 HALVES = (2, 4, 6)  # blocks that halve the image
+METRICS = ("loss", "capped-loss")
 KNOWN = {
     *("network", "projection", "epochs", "warmup", "batch_size", "lr", "momentum", "weight_decay"),
-    *("threshold", "gamma", "mu", "contrast_class", "balance", "contrast"),
+    *("threshold", "noise_metric", "gamma", "mu", "contrast_class", "balance", "contrast"),
     *("image_size", "pad", "flip", "corrupt", "pool", "seed"),
 }
 
@@ -162,8 +164,14 @@ class Oracle:
         self.train(epoch, warm_up)
         if epoch >= settings.warmup_epochs - 1:
             self.track()
-            self.noisy = 1 - low_mode(self.loss) > settings.threshold
+            self.noisy = 1 - low_mode(self.judged()) > settings.threshold
         return self.accuracy()
+
+    def judged(self) -> Tensor:
+        """What stage 1 looks at."""
+        if self.settings.noise_metric == "capped-loss":
+            return self.loss.clamp(max=math.log(self.classes))
+        return self.loss
 
     def train(self, epoch: int, warm_up: bool) -> None:
         settings = self.settings
@@ -274,6 +282,10 @@ def settings_of(preset: str, changes: dict[str, Any]) -> Settings:
     for name, value in asked.items():
         if name not in KNOWN and value != usual[name]:
             raise InputError(f"{as_flag(name, value)}: the oracle knows no {name}")
+    if settings.noise_metric not in METRICS:
+        raise InputError(
+            f"--noise-metric {settings.noise_metric}: the oracle knows {', '.join(METRICS)}"
+        )
     if settings.network not in OWN:
         raise InputError(f"--network {settings.network}: the oracle knows {', '.join(OWN)}")
     return settings

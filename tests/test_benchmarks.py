@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import pseudoloss as pl
+from pseudoloss import metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -101,6 +102,10 @@ def test_plain_steps_agree_with_themselves(tmp_path):
             ["--preset", "digits", "--set", "network=resnet18"],
             "--network resnet18: the oracle knows",
         ),
+        (
+            ["--preset", "digits", "--set", "noise_metric=js"],
+            "--noise-metric js: the oracle knows loss, capped-loss",
+        ),
     ],
 )
 def test_what_the_oracle_does_not_know(monkeypatch, capsys, words, error):
@@ -113,6 +118,18 @@ def test_what_the_oracle_does_not_know(monkeypatch, capsys, words, error):
         oracle.main()
     assert stopped.value.code == 2
     assert error in capsys.readouterr().err
+
+
+def test_the_oracle_caps_the_loss_as_the_package_does(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import oracle
+
+    for name in oracle.METRICS:
+        settings = oracle.settings_of("digits", {"noise_metric": name})
+        program = oracle.Oracle("digits", settings, "float32")
+        program.loss = torch.linspace(0, 5, len(program.loss), device=program.device)
+        ours = {"loss": program.loss, "capped-loss": metrics.capped(program.loss, 10)}[name]
+        assert torch.equal(program.judged(), ours)
 
 
 @pytest.mark.slow

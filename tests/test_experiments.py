@@ -65,14 +65,15 @@ def test_presets_and_settings_exist(experiment, cell):
 
 
 def test_as_many_cells_as_the_paper_has_numbers():
+    """And one more: 80% noise with our stage 1 and with the released one."""
     counts = {name: len(experiment.choose(None)) for name, experiment in EXPERIMENTS.items()}
     assert counts == {
-        **{"id-noise": 4, "ood-noise": 8, "cnwl": 4, "web-fg": 3, "ablation": 18},
+        **{"id-noise": 5, "ood-noise": 8, "cnwl": 4, "web-fg": 3, "ablation": 18},
         **{"mu": 6, "gamma": 6, "thresholds": 6, "selection": 4, "digits": 3},
     }
     for experiment, cell in ALL:
         assert (cell.paper is None) == (experiment.name in ("selection", "digits"))
-    assert len(EXPERIMENTS["id-noise"].choose(["*"])) == 12
+    assert len(EXPERIMENTS["id-noise"].choose(["*"])) == 13
 
 
 def test_numbers_that_the_paper_prints_twice():
@@ -773,7 +774,9 @@ def test_the_committed_results(capsys, monkeypatch):
     """As a newcomer calls it, in the folder of the repository."""
     monkeypatch.chdir(RESULTS.parent.parent)
     rows = table("id-noise", capsys=capsys)
-    assert list(rows) == ["id0-pls", "id20-pls", "id50-pls", "id80-pls"]
+    assert list(rows) == ["id0-pls", "id20-pls", "id50-pls", "id80-pls", "id80-pls-loss"]
+    for name, seeds in (("id80-pls", "3"), ("id80-pls-loss", "2")):
+        assert (rows[name]["n"], rows[name]["differs"]) == (seeds, "")
     names = ("-first-two-seeds-h200", "-seeds-3-4-h200", "-h200")
     paths = [RESULTS / f"cifar100-id50{name}.json" for name in names]
     files = [json.loads(path.read_text()) for path in paths]

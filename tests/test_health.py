@@ -127,6 +127,16 @@ def test_runs_that_swung(name, epoch):
     assert 30 + told[0] == epoch
 
 
+@pytest.mark.parametrize("name", ["capped", "capped-seed-2", "capped-seed-3", "capped-released"])
+def test_the_capped_loss_does_not_swing(name):
+    """At 80% noise, on a GPU."""
+    results = Path(__file__).parent.parent / "benchmarks" / "results"
+    file = results / f"cifar100-id80-{name}-h200.json"
+    shares = json.loads(file.read_text())["runs"][0]["noisy_by_epoch"][29:]
+    assert len(shares) == 171
+    assert max(abs(a - b) for a, b in pairwise(shares)) < 0.025
+
+
 def test_healthy_runs_do_not_swing():
     results = Path(__file__).parent.parent / "benchmarks" / "results" / "experiments"
     files = list(results.rglob("metrics.jsonl"))

@@ -31,6 +31,12 @@ def test_the_settings_page_is_up_to_date():
     assert (ROOT / "docs" / "settings.md").read_text() == page
 
 
+def test_the_picture_of_stage_1_can_be_drawn_again():
+    shares, accuracies = runpy.run_path(str(ROOT / "docs" / "draw_stage1.py"))["draw"]().axes
+    assert [len(line.get_ydata()) for line in accuracies.lines] == [200] * 5
+    assert len(shares.lines) == 6  # and what is wrong
+
+
 def test_every_option_of_train_is_on_the_settings_page():
     page = (ROOT / "docs" / "settings.md").read_text()
     known = (ROOT / "tests" / "options.txt").read_text()

@@ -129,11 +129,25 @@ ID_NOISE = Experiment(
     "noise",
     "method",
     _by_column(
-        cell
-        for rate, paper in _ID.items()
-        for cell in _beside_baselines(
-            f"id{rate}", f"r_in = {rate / 100}", "cifar100:DIR", f"cifar100-id{rate}", paper
-        )
+        [
+            cell
+            for rate, paper in _ID.items()
+            for cell in _beside_baselines(
+                f"id{rate}", f"r_in = {rate / 100}", "cifar100:DIR", f"cifar100-id{rate}", paper
+            )
+        ]
+        + [
+            Cell(
+                "id80-pls-loss",
+                "r_in = 0.8, stage 1 as released",
+                METHODS["pls"],
+                "cifar100:DIR",
+                "cifar100-id80",
+                {"noise_metric": "loss"},
+                paper=_ID[80][0],
+                paper_std=_ID[80][1],
+            )
+        ]
     ),
 )
 
