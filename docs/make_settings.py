@@ -40,8 +40,8 @@ WHEN = {
     "weight_decay": "Less for small sets and fine-tuning, more against overfitting.",
     "threshold": "Lower with very many wrong labels; higher if good labels are doubted.",
     "threshold_on": "For the paper's wording of stage 1.",
-    "noise_metric": "capped-loss if a notice says that stage 1 swings, or with very many wrong "
-    "labels; the others for comparisons.",
+    "noise_metric": "capped-loss if a notice says that stage 1 swings, or at some 80% noise; the "
+    "others for comparisons.",
     "gamma": "Nearer to 1 if guesses are certain and wrong.",
     "guess_norm": "For the paper's form.",
     "guess_mode": "For comparisons; eval with batches that are too small for statistics.",

@@ -109,7 +109,8 @@ def test_stage_1_that_swings():
         "stage 1 swings: it took 95% of the given labels for wrong after one epoch, 12% after the "
         "next, and leapt like that 3 times in 3 epochs."
     )
-    assert "--noise-metric capped-loss" in text
+    assert "Try --noise-metric capped-loss, a longer --warmup" in text
+    assert "Try a longer --warmup" in health.stage1_swings(up_and_down, "capped-loss")
     assert health.stage1_swings(up_and_down[:3]) is None  # twice is not yet
     assert health.stage1_swings([0.5] * 7 + up_and_down) is not None  # the step to 0.9 counts too
     assert health.stage1_swings(up_and_down + [0.12] * 10) is None  # over
@@ -135,6 +136,7 @@ def test_the_capped_loss_does_not_swing(name):
     shares = json.loads(file.read_text())["runs"][0]["noisy_by_epoch"][29:]
     assert len(shares) == 171
     assert max(abs(a - b) for a, b in pairwise(shares)) < 0.025
+    assert not any(health.stage1_swings(shares[: e + 1]) for e in range(len(shares)))
 
 
 def test_healthy_runs_do_not_swing():

@@ -208,6 +208,7 @@ def test_wherever_images_lie_the_table_is_the_same(photos, noise_metric, tiny_se
     [
         {},
         {"threshold_on": "clean", "threshold": 0.9},
+        {"noise_metric": "capped-loss"},
         {"noise_metric": "agreement"},
         {"noise_metric": "disagreement"},
         {"trust_metric": "entropy"},

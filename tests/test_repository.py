@@ -3,6 +3,7 @@
 import re
 import runpy
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def test_the_settings_page_is_up_to_date():
     assert (ROOT / "docs" / "settings.md").read_text() == page
 
 
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="wants matplotlib")
 def test_the_picture_of_stage_1_can_be_drawn_again():
     shares, accuracies = runpy.run_path(str(ROOT / "docs" / "draw_stage1.py"))["draw"]().axes
     assert [len(line.get_ydata()) for line in accuracies.lines] == [200] * 5

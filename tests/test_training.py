@@ -632,6 +632,18 @@ def test_the_start_ends_with_the_first_step(tiny_source, tiny_settings):
 
 
 @pytest.mark.parametrize(
+    ("noise_metric", "captured"), [("loss", True), ("capped-loss", True), ("js", False)]
+)
+def test_a_tracking_pass_is_captured_if_it_is_one_pass(
+    tiny_source, tiny_settings, monkeypatch, noise_metric, captured
+):
+    seen = []
+    monkeypatch.setattr(Session, "_captured", lambda _, call, what: seen.append(what) or call)
+    Session(tiny_source, Settings(**tiny_settings, noise_metric=noise_metric), Silent())
+    assert ("tracking pass" in seen) == captured
+
+
+@pytest.mark.parametrize(
     "chosen",
     [
         {"noise_metric": "capped-loss"},
@@ -656,6 +668,10 @@ def test_each_stage_can_look_at_another_metric(chosen, tiny_source, tiny_setting
         stages = session.track(epoch)
     memory = session.memory
     values = session.noise_metrics(settings.noise_metric)[settings.noise_metric]
+    if settings.noise_metric == "capped-loss":
+        cap = math.log(len(source.train.classes))
+        assert (memory.loss_N > cap).any()
+        assert torch.equal(values, memory.loss_N.clamp(max=cap))
     first = fit_two_modes(values)
     torch.testing.assert_close(memory.p_noisy_N, 1 - first.low_N)
     guesses = memory.guesses(slice(None))

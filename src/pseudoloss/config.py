@@ -208,7 +208,7 @@ _WEB: dict[str, Any] = {
 }
 
 # Close to the form that made the published numbers, with which ours are those up to 50% noise (row
-# 17). In cifar100-id80 the standard form ends higher, and stage 1 looks at the capped loss.
+# 17). cifar100-id80 has the standard form, and a stage 1 of ours (docs/results.md).
 _PAPER: dict[str, Any] = {"network": "preactresnet18-stemnorm"}
 _CNWL: dict[str, Any] = _PAPER | {"warmup": 1}
 
@@ -299,9 +299,12 @@ class Request:
         for name, value in as_json(settings).items():
             before = getattr(recorded, name)
             if not same_for_a_run(name, before, value):
+                flag, what = as_flag(name, value), "it"
+                if name not in self.values:
+                    flag, what = f"{flag}, {self.preset}'s,", "--preset"
                 raise InputError(
-                    f"{as_flag(name, value)} differs from the {as_flag(name, before)} that the run "
-                    "began with; leave it out to resume, or choose another --out"
+                    f"{flag} differs from the {as_flag(name, before)} that the run began with; "
+                    f"leave {what} out to resume, or choose another --out"
                 )
         return settings
 

@@ -83,7 +83,7 @@ def stage1_collapsed(stages: Stages, memory: Memory, values: str = "losses") -> 
     return None
 
 
-def stage1_swings(shares: Sequence[float]) -> str | None:
+def stage1_swings(shares: Sequence[float], noise_metric: str = "loss") -> str | None:
     """Whether what stage 1 takes for wrong leaps up and down. `shares` are those of the labels,
     after one epoch after another, the last ones of which are looked at. Seen at 80% noise."""
     shares = shares[-WATCHED - 1 :]
@@ -91,11 +91,12 @@ def stage1_swings(shares: Sequence[float]) -> str | None:
     if len(leaps) < SWINGS:
         return None
     before, after = leaps[-1]
+    capped = "" if noise_metric == "capped-loss" else "--noise-metric capped-loss, "
     return (
         f"stage 1 swings: it took {before:.0%} of the given labels for wrong after one epoch, "
         f"{after:.0%} after the next, and leapt like that {len(leaps)} times in {len(shares) - 1} "
         "epochs. Its mixture finds no clear modes yet; the run may take long to recover. Try "
-        "--noise-metric capped-loss, a longer --warmup, a lower --lr or --weight-decay."
+        f"{capped}a longer --warmup, or a lower --lr or --weight-decay."
     )
 
 

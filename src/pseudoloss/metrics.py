@@ -91,9 +91,9 @@ def capped(loss_N: Tensor, classes: int) -> Tensor:
     """The loss up to that of a prediction that spreads evenly over the classes; 0 to log C.
 
     Where the network does worse than to know nothing, it says that the label is wrong; how much
-    worse tells how certain it is, and no more of the label. Among many wrong labels those
-    certainties make modes of their own, and a mixture of the loss then parts wrong labels from
-    wrong labels (docs/results.md, 80%).
+    worse tells rather how certain it is. Among many wrong labels those certainties can make modes
+    of their own, and a mixture of the loss then parts wrong labels from wrong labels
+    (docs/results.md, 80%).
     """
     return loss_N.clamp(max=math.log(classes))
 

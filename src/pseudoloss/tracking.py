@@ -24,7 +24,8 @@ PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
 LARGE = 2**35  # bytes of a GPU's memory
 SHARES_AT_ONCE = 2**22  # of guesses, a number a class
 
-# What is compared (capped-loss orders images as the loss does), and what `look` has found already.
+# What is compared (capped-loss orders images as the loss does, but for ties), and what `look` has
+# found already.
 NOISE_METRICS = ("loss", "agreement", "disagreement", "js", "kl")
 NEEDS_NO_PASS = ("loss", "capped-loss")
 

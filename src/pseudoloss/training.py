@@ -431,7 +431,7 @@ def symptoms(
     second = wording.VALUES[settings.trust_metric]
     return chance | {
         "stage 1": health.stage1_collapsed(stages, memory, first),
-        "swings": health.stage1_swings(noisy),
+        "swings": health.stage1_swings(noisy, settings.noise_metric),
         "stage 2": health.stage2_collapsed(stages, memory, second),
         "classes": health.classes_lost(session.lost_C(stages), classes) if is_last else None,
     }
