@@ -299,11 +299,11 @@ class Request:
         for name, value in as_json(settings).items():
             before = getattr(recorded, name)
             if not same_for_a_run(name, before, value):
-                flag, what = as_flag(name, value), "it"
+                said, what = as_flag(name, value), "it"
                 if name not in self.values:
-                    flag, what = f"{flag}, {self.preset}'s,", "--preset"
+                    said, what = f"{said}, {self.preset}'s,", "--preset"
                 raise InputError(
-                    f"{flag} differs from the {as_flag(name, before)} that the run began with; "
+                    f"{said} differs from the {as_flag(name, before)} that the run began with; "
                     f"leave {what} out to resume, or choose another --out"
                 )
         return settings
