@@ -9,8 +9,7 @@ and on a GPU float16 with a scaled loss, all as in the released program. Nothing
 captured or fused. The package lends settings, data and views (each view is tested against
 torchvision). So where this ends elsewhere than `run.py` by more than seeds do, one of the two is
 wrong. It knows the method as released, and of the switches only contrast, contrast_class, balance
-and, of noise_metric, the loss and the capped loss.
-With --minutes it stops in time, for good.
+and, of noise_metric, the loss and the capped loss. With --minutes it stops in time, for good.
 """
 
 import argparse

@@ -214,7 +214,8 @@ def test_resuming_keeps_the_settings_of_the_run():
     ):
         request(None, None, {"lr": 0.1}).resume(recorded)
     with pytest.raises(
-        InputError, match=r"^--network small-cnn, digits's, differs .* leave --preset out to resume"
+        InputError,
+        match=r"^--network small-cnn \(of --preset digits\) differs .* leave --preset out",
     ):
         request("digits", None, {}).resume(recorded)
 

@@ -301,7 +301,7 @@ class Request:
             if not same_for_a_run(name, before, value):
                 said, what = as_flag(name, value), "it"
                 if name not in self.values:
-                    said, what = f"{said}, {self.preset}'s,", "--preset"
+                    said, what = f"{said} (of --preset {self.preset})", "--preset"
                 raise InputError(
                     f"{said} differs from the {as_flag(name, before)} that the run began with; "
                     f"leave {what} out to resume, or choose another --out"
