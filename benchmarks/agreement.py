@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 
 import machine
-from pseudoloss import checkpoint
-from pseudoloss import session as session_module
-from pseudoloss.capture import PLAIN_CALLS
 from pseudoloss.config import Settings, request
 from pseudoloss.data import Data, ImageSet, corrupt, open_source
+from pseudoloss.engine import checkpoint
+from pseudoloss.engine import trainer as session_module
+from pseudoloss.engine.capture import PLAIN_CALLS
+from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.training import private_chance
 from pseudoloss.progress import Silent
-from pseudoloss.session import Session
-from pseudoloss.training import private_chance
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "pls": {},

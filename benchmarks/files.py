@@ -36,15 +36,15 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
 import machine
-from pseudoloss.choices import choose_reader
 from pseudoloss.config import Settings, request
 from pseudoloss.data import Data, Options, find_source
+from pseudoloss.engine.choices import choose_reader
+from pseudoloss.engine.trainer import Session, see
+from pseudoloss.engine.training import private_chance
 from pseudoloss.methods import Batch, Shown
 from pseudoloss.methods.mixup import mix
+from pseudoloss.nn.views import CROP_AREA, CROP_RATIO, GREY_CHANCE, HUE, JITTER, JITTER_CHANCE
 from pseudoloss.progress import Silent
-from pseudoloss.session import Session, see
-from pseudoloss.training import private_chance
-from pseudoloss.views import CROP_AREA, CROP_RATIO, GREY_CHANCE, HUE, JITTER, JITTER_CHANCE
 
 SIZES = ((640, 480), (800, 600), (1024, 768), (1280, 960), (768, 1024), (500, 375))
 CLASSES = 10

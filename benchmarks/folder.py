@@ -25,7 +25,7 @@ from PIL import Image
 import machine
 import pseudoloss as pl
 from pseudoloss.data import ImageSet, open_source
-from pseudoloss.evaluate import auc
+from pseudoloss.engine.evaluate import auc
 
 CLASSES = (
     *("apple", "bicycle", "bottle", "castle", "keyboard"),

@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 import machine
-from pseudoloss.memory import Memory
+from pseudoloss.methods.memory import Memory
+from pseudoloss.methods.mixture import fit_two_modes
 from pseudoloss.methods.pls import pseudo_loss
-from pseudoloss.mixture import fit_two_modes
-from pseudoloss.views import STRONG_DRAWS, WEAK_DRAWS, Views
+from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS, Views
 
 IMAGES = (10**4, 10**5, 10**6, 10**7)
 CLASSES = (10, 100, 10**3, 10**4)

@@ -22,8 +22,8 @@ import machine
 import pseudoloss as pl
 from pseudoloss.data import corrupt, open_source
 from pseudoloss.data.images import with_held_out
-from pseudoloss.evaluate import auc
-from pseudoloss.mixture import fit_two_modes
+from pseudoloss.engine.evaluate import auc
+from pseudoloss.methods.mixture import fit_two_modes
 
 CASES = (("pls", 0.4), ("pls", 0.05), ("ce", 0.4))
 SHARE = 0.1

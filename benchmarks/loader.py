@@ -33,13 +33,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 
 import machine
-from pseudoloss.capture import capture, compiled
 from pseudoloss.config import request
 from pseudoloss.data import corrupt, open_source
-from pseudoloss.progress import Silent
-from pseudoloss.session import Session
-from pseudoloss.training import private_chance
-from pseudoloss.views import (
+from pseudoloss.engine.capture import capture, compiled
+from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.training import private_chance
+from pseudoloss.nn.views import (
     CROP_AREA,
     CROP_RATIO,
     GREY_CHANCE,
@@ -50,6 +49,7 @@ from pseudoloss.views import (
     WEAK_DRAWS,
     Views,
 )
+from pseudoloss.progress import Silent
 
 Three = tuple[Tensor, Tensor, Tensor]
 

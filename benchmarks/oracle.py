@@ -26,12 +26,12 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 import machine
-from pseudoloss.choices import choose_normalisation, choose_padding, choose_size
 from pseudoloss.config import OWN, Settings, as_flag, as_json, request
 from pseudoloss.data import corrupt, open_source
+from pseudoloss.engine.choices import choose_normalisation, choose_padding, choose_size
 from pseudoloss.errors import InputError
 from pseudoloss.experiments.cells import read_changes
-from pseudoloss.views import STRONG_DRAWS, WEAK_DRAWS, Views
+from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS, Views
 
 HALVES = (2, 4, 6)  # blocks that halve the image
 METRICS = ("loss", "capped-loss")

@@ -77,7 +77,7 @@ def import_seconds() -> float:
     times = []
     for _ in range(2):
         start = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import pseudoloss.training"], check=True)
+        subprocess.run([sys.executable, "-c", "import pseudoloss.engine.training"], check=True)
         times.append(time.monotonic() - start)
     return times[-1]
 

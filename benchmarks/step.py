@@ -21,9 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import machine
 from pseudoloss.config import request
 from pseudoloss.data import Data, arrays, open_source
+from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.training import private_chance
 from pseudoloss.progress import Silent
-from pseudoloss.session import Session
-from pseudoloss.training import private_chance
 
 ROUNDS = 5
 VARIANTS = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pseudoloss as pl
-from pseudoloss import metrics
+from pseudoloss.methods import metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -95,7 +95,7 @@ def test_public_names():
 
 
 def test_a_submodule_does_not_hide_a_function():
-    import pseudoloss.training
+    import pseudoloss.engine.training
 
     assert callable(pseudoloss.train)
 

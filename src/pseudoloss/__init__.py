@@ -14,10 +14,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pseudoloss.config import Settings
     from pseudoloss.data import arrays
+    from pseudoloss.engine.training import train
     from pseudoloss.errors import InputError, TrainingError
     from pseudoloss.estimator import PLS
     from pseudoloss.runs import Run, load
-    from pseudoloss.training import train
 
 # Loaded when first used: importing pseudoloss itself takes no torch, and no time.
 _ROOMS = {
@@ -28,7 +28,7 @@ _ROOMS = {
     "TrainingError": "errors",
     "arrays": "data",
     "load": "runs",
-    "train": "training",
+    "train": "engine.training",
 }
 
 __all__ = [

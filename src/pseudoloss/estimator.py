@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from pseudoloss.config import Settings
 from pseudoloss.data import arrays
+from pseudoloss.engine.training import train
 from pseudoloss.errors import InputError
-from pseudoloss.training import train
 
 
 class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

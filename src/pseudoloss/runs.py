@@ -12,15 +12,15 @@ from typing import Any
 import pandas as pd
 
 from pseudoloss import __version__
-from pseudoloss.choices import choose_device
+from pseudoloss.audit.labels import read_labels
 from pseudoloss.config import Settings, as_json
 from pseudoloss.data import Options, Skipped
+from pseudoloss.engine.choices import choose_device
+from pseudoloss.engine.trainer import Session
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import to_json, write_atomically, write_bytes, write_json
-from pseudoloss.labels import read_labels
-from pseudoloss.model import Model, load_model
+from pseudoloss.inference.model import Model, load_model
 from pseudoloss.paths import as_path
-from pseudoloss.session import Session
 
 try:
     import fcntl

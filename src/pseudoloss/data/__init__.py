@@ -1,9 +1,9 @@
 """Sources of images, their labels, and the noise that experiments add to them."""
 
 from pseudoloss.data.corruption import corrupt
-from pseudoloss.data.image_files import Reader
+from pseudoloss.data.decoding import Reader
 from pseudoloss.data.images import OUT, Data, FileImages, ImageSet, arrays, to_pixels
-from pseudoloss.data.listing import Listing, Options, Skipped
+from pseudoloss.data.scanning import Listing, Options, Skipped
 from pseudoloss.data.sources import Source, absolute, find_source, open_source
 
 __all__ = [

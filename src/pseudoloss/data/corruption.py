@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from pseudoloss.config import did_you_mean
-from pseudoloss.data import label_files, pool
+from pseudoloss.data import label_files
+from pseudoloss.data import pools as pool
 from pseudoloss.data.images import OUT, FileImages, ImageSet
 from pseudoloss.errors import InputError
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.image_files import Fit, Reader
+from pseudoloss.data.decoding import Fit, Reader
 from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from pseudoloss.data.image_files import UnreadableError, content_of
+from pseudoloss.data.decoding import UnreadableError, content_of
 from pseudoloss.data.images import to_pixels
 from pseudoloss.errors import InputError
 

@@ -9,7 +9,7 @@ import torch
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.images import ImageSet, check_trainable
 from pseudoloss.data.pickles import read_arrays
-from pseudoloss.data.table import read_rows, texts
+from pseudoloss.data.sources.table import read_rows, texts
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
 

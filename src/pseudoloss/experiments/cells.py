@@ -16,7 +16,6 @@ from typing import Any, get_args
 
 import torch
 
-from pseudoloss.choices import choose_device
 from pseudoloss.config import (
     Settings,
     as_flag,
@@ -28,13 +27,13 @@ from pseudoloss.config import (
     setting_types,
     shorten,
 )
-from pseudoloss.data import corruption, sources
-from pseudoloss.data import pool as pools
+from pseudoloss.data import corruption, pools, sources
+from pseudoloss.engine.choices import choose_device
+from pseudoloss.engine.training import train
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home, other_pool
-from pseudoloss.networks import check_known
+from pseudoloss.nn.networks import check_known
 from pseudoloss.runs import Recorded, RunFolder
-from pseudoloss.training import train
 
 LEAST_MINUTES = 0.5  # with less than that left no other cell is begun
 POOL = "POOL"  # stands for a pool whose place was not named

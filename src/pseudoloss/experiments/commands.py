@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from pseudoloss.cli.parser import Parser, add_several, number, path, whole
 from pseudoloss.config import as_flag, did_you_mean
 from pseudoloss.errors import InputError
-from pseudoloss.flags import Parser, add_several, number, path, whole
 
 OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
 SEEDS = "seeds of noise and training (default: 1 2 3)"

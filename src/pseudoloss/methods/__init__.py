@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from pseudoloss.config import Settings
-from pseudoloss.memory import Memory
 from pseudoloss.methods import pls
 from pseudoloss.methods.batch import Batch, Seen, Shown
 from pseudoloss.methods.ce import CrossEntropy
+from pseudoloss.methods.memory import Memory
 from pseudoloss.methods.mixup import Mixup
-from pseudoloss.views import Views
+from pseudoloss.nn.views import Views
 
 __all__ = ["Batch", "Method", "Part", "Seen", "Shown", "build"]
 

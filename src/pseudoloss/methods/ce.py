@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.memory import Memory
 from pseudoloss.methods.batch import Batch, Seen, Shown
-from pseudoloss.views import WEAK_DRAWS, Views
+from pseudoloss.methods.memory import Memory
+from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 
 @dataclass(frozen=True)

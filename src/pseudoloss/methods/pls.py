@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.memory import Memory
 from pseudoloss.methods.batch import Batch, Seen, Shown
+from pseudoloss.methods.memory import Memory
+from pseudoloss.methods.mixture import Mixture, fit_two_modes
 from pseudoloss.methods.mixup import Mixup, cross_entropy, mix
-from pseudoloss.mixture import Mixture, fit_two_modes
-from pseudoloss.views import STRONG_DRAWS, WEAK_DRAWS, Views
+from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS, Views
 
 # ------------------------------------------------------------------ 3.1 Detecting noisy samples
 

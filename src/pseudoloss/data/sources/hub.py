@@ -1,0 +1,142 @@
+"""Data sets of Hugging Face: from the hub, from a folder that they were saved to, or as objects."""
+
+from functools import partial
+from typing import Any
+
+from pseudoloss.config import did_you_mean
+from pseudoloss.data.decoding import Item
+from pseudoloss.data.items import Rows
+from pseudoloss.data.scanning import Listed, Options
+from pseudoloss.errors import InputError
+from pseudoloss.paths import at_home
+
+IMAGES, LABELS = ("image", "img"), ("label", "labels")  # what columns are called most often
+
+
+def load_hub(place: str, where: str) -> Any:
+    """NAME or NAME:CONFIG of the hub, or a folder that `save_to_disk` has written."""
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(
+            f"{where}: needs Hugging Face's datasets: pip install 'pseudoloss[hf]'"
+        ) from None
+    if not place:
+        raise InputError(f"{where}: say which data set, as hf:NAME, hf:NAME:CONFIG or hf:FOLDER")
+    folder = at_home(place)
+    name, _, config = place.partition(":")
+    try:
+        if folder.is_dir():
+            return datasets.load_from_disk(str(folder))
+        if place.startswith((".", "/", "~")) or place.endswith("/"):
+            raise InputError(f"{where}: no such folder")
+        return datasets.load_dataset(name, config or None)
+    except InputError:
+        raise
+    except Exception as error:  # the library and its hub raise many kinds
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if folder.is_dir():
+            raise InputError(
+                f"{where}: not a folder that save_to_disk has written ({reason})"
+            ) from None
+        raise InputError(
+            f"{where}: could not be had from the hub ({reason}). Where it can be reached, "
+            "load_dataset(NAME).save_to_disk(FOLDER) saves the set; then name it here as hf:FOLDER"
+        ) from None
+
+
+def is_dataset(source: Any) -> bool:
+    """Whether this is a `Dataset` of Hugging Face. Asks without importing their library."""
+    return any(
+        kind.__module__.startswith("datasets.") and "Dataset" in kind.__name__
+        for kind in type(source).__mro__
+    )
+
+
+def dataset_rows(
+    rows: Any, options: Options, where: str, may_lack_labels: bool = False
+) -> Listed | None:
+    """The rows of a `Dataset`; None where it has no labels and may lack them."""
+    import datasets
+
+    if not isinstance(rows, datasets.Dataset):
+        raise InputError(f"{where}: must be a Dataset, not {type(rows).__name__} (no streaming)")
+    rows = rows.with_format(None)
+    image = _image_column(rows, options, where)
+    label = _label_column(rows, options, where)
+    if len(rows) == 0:
+        return Listed((), (), ())
+    labels = _labels(rows, label, where, may_lack_labels)
+    if labels is None:
+        return None
+    names = [f"{where}[{i}]" for i in range(len(rows))]
+    if isinstance(rows.features[image], datasets.Image):
+        rows = rows.cast_column(image, datasets.Image(decode=False))
+        files = rows.select_columns([image]).flatten()[f"{image}.path"][:]
+        if all(files) and len(set(files)) == len(files):
+            names = files
+    source = Rows(lambda i: rows[i][image], where)
+    items = tuple(Item(partial(source.content, i)) for i in range(len(rows)))
+    return Listed(items, tuple(names), labels)
+
+
+def _image_column(rows: Any, options: Options, where: str) -> str:
+    import datasets
+
+    if options.path_column != Options.path_column:
+        return _named(rows, options.path_column, "--path-column", where)
+    typed = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Image)]
+    return _only(typed, IMAGES, rows, "images", "--path-column", where)
+
+
+def _label_column(rows: Any, options: Options, where: str) -> str:
+    import datasets
+
+    if options.label_column != Options.label_column:
+        return _named(rows, options.label_column, "--label-column", where)
+    typed = [name for name, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)]
+    return _only(typed, LABELS, rows, "labels", "--label-column", where)
+
+
+def _named(rows: Any, name: str, flag: str, where: str) -> str:
+    if name not in rows.column_names:
+        hint = did_you_mean(name, rows.column_names)
+        raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
+    return name
+
+
+def _only(
+    typed: list[str], usual: tuple[str, ...], rows: Any, what: str, flag: str, where: str
+) -> str:
+    """The only column of its type; of several, the one with a usual name; else one with that."""
+    if len(typed) == 1:
+        return typed[0]
+    for name in usual:
+        if name in (typed or rows.column_names):
+            return name
+    found = ", ".join(typed or rows.column_names)
+    if typed:
+        raise InputError(f"{where}: has several columns of {what} ({found}); choose with {flag}")
+    raise InputError(f"{where}: has no column of {what}, only {found}; choose with {flag}")
+
+
+def _labels(rows: Any, column: str, where: str, may_lack: bool) -> tuple[str, ...] | None:
+    """Labels as texts; those of a `ClassLabel` by their names."""
+    import datasets
+
+    values = rows.select_columns([column])[column][:]
+    kind = rows.features[column]
+    missing = [value is None or (isinstance(value, int) and value < 0) for value in values]
+    if all(missing) and may_lack:
+        return None
+    if any(missing):
+        raise InputError(f"{where}: row {missing.index(True)} has no label in {column}")
+    if isinstance(kind, datasets.ClassLabel):
+        return tuple(kind.names[value] for value in values)
+    for row, value in enumerate(values):
+        if not isinstance(value, str | int | bool):
+            raise InputError(
+                f"{where}: row {row}: {column} must be a whole number or text, "
+                f"not {type(value).__name__}"
+            )
+    return tuple(map(str, values))

@@ -1,0 +1,1 @@
+"""Runs any method: steps, epochs, checkpoints, files."""

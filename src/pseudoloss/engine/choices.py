@@ -1,0 +1,97 @@
+"""What a run uses where the user leaves it open: device, precision, sizes, normalisation."""
+
+from importlib.util import find_spec
+
+import torch
+
+from pseudoloss.config import Settings
+from pseudoloss.data import Data, Listing, Reader
+from pseudoloss.data.decoding import Fit
+from pseudoloss.data.scanning import LARGE
+from pseudoloss.errors import InputError
+from pseudoloss.nn import networks
+
+OWN_SIZE = 32  # pixels that our own networks see of image files
+
+
+def choose_reader(listing: Listing, settings: Settings, fit: Fit) -> tuple[Reader, int]:
+    """How image files are read, and how many pixels of them a network sees.
+
+    Photographs are stored an eighth larger than that, for random crops (row 21: 512 for 448); small
+    pictures are padded instead. A published set is read as its recipe says.
+    """
+    if listing.recipe is not None:
+        reader = listing.recipe.reader
+        return reader, choose_size(reader.size, settings)[0]
+    wanted = networks.wanted_input(settings.network)
+    seen = settings.image_size or (wanted.size if wanted else OWN_SIZE)
+    stored = round(seen * 8 / 7) if seen > LARGE else seen
+    grey = listing.is_grey and settings.weights is None
+    return Reader(1 if grey else 3, (stored, stored), fit), seen
+
+
+def choose_normalisation(
+    data: Data, settings: Settings
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation: of the images that a network's weights come from, if they come
+    from anywhere; else those of the data."""
+    wanted = networks.wanted_input(settings.network) if settings.weights else None
+    if wanted and data.train.channels == len(wanted.mean) and not data.mean:
+        return wanted.mean, wanted.std
+    return data.normalisation()
+
+
+def choose_size(
+    stored: tuple[int, int], settings: Settings, usual: int | None = None
+) -> tuple[int, int]:
+    """What the network sees of an image."""
+    asked = settings.image_size or usual
+    if asked is None:
+        return stored
+    if asked > min(stored):
+        raise InputError(
+            f"--image-size {asked} is larger than the images ({stored[0]}×{stored[1]} pixels)"
+        )
+    return asked, asked
+
+
+def choose_padding(size: tuple[int, int], settings: Settings) -> int:
+    if settings.pad is None:
+        return round(min(size) / 8)  # 4 at 32 pixels (row 21)
+    if settings.pad >= min(size):
+        raise InputError(
+            f"--pad {settings.pad} must be smaller than the images ({size[0]}×{size[1]} pixels)"
+        )
+    return settings.pad
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from None
+    available = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(device.type, 0)
+    if (device.index or 0) >= available:
+        raise InputError(f"--device {name}: there is no such device on this machine")
+    return device
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Whether our kernels run there: with Triton, on an NVIDIA GPU that computes in bf16."""
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and torch.backends.cudnn.enabled
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"bf16": torch.bfloat16, "float32": torch.float32}[name]

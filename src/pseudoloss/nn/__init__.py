@@ -1,0 +1,1 @@
+"""Networks, their layers and kernels, and views of images."""

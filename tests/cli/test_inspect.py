@@ -1,0 +1,314 @@
+"""What `pseudoloss inspect` tells of a source."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import make_images
+from pseudoloss.cli import main
+from pseudoloss.cli.inspection import Span, _bytes, inspect, report
+from pseudoloss.config import request
+from pseudoloss.data import scanning as listing
+from pseudoloss.engine import training
+from pseudoloss.engine.training import prepare
+from pseudoloss.errors import InputError
+from pseudoloss.progress import Silent
+
+
+@pytest.fixture
+def folder(photos):
+    """Two classes to train on and to test on, all pictures different."""
+    parts = (("train", 10), ("test", 4))
+    return photos(*(f"{part}/{k}/{i}.png" for part, n in parts for k in "ab" for i in range(n)))
+
+
+def names(copies):
+    return [{image["image"] for image in group} for group in copies.examples]
+
+
+def test_numbers(folder):
+    Image.new("L", (40, 20)).save(folder / "train" / "a" / "wide.bmp")
+    for i in range(10, 20):
+        Image.new("CMYK", (12, 10), (i, 0, 0, 0)).save(folder / "train" / "a" / f"{i}.jpg")
+    found = inspect(folder)
+    assert (found.train, found.test, found.test_name) == (31, 8, "the test images")
+    assert found.classes == {"a": 21, "b": 10}
+    assert found.imbalance == 2.1
+    assert (found.width, found.height) == (Span(12, 12, 40), Span(10, 10, 20))
+    assert found.aspect == Span(1.2, 1.2, 2)
+    assert found.modes == {"RGB": 28, "CMYK": 10, "L": 1}
+    assert found.formats == {"PNG": 28, "JPEG": 10, "BMP": 1}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert found.bytes == sum(path.stat().st_size for path in files)
+    assert found.plan.balance_prior == "given"
+
+
+def test_unreadable_files_are_grouped(folder):
+    for i in range(5):
+        (folder / "train" / "a" / f"empty{i}.jpg").touch()
+    for i in (3, 4):
+        path = folder / "test" / "b" / f"{i - 1}.png"
+        path.write_bytes(path.read_bytes()[:-25])
+    found = inspect(folder, limit=2)
+    assert [(group.reason, group.count) for group in found.unreadable] == [
+        ("empty file", 5),
+        ("truncated file", 2),
+    ]
+    assert found.unreadable[0].files == ["train/a/empty0.jpg", "train/a/empty1.jpg"]
+    assert (found.train, found.test) == (20, 6)
+    text = report(found)
+    assert "7 files, which training will not use" in text
+    assert "5 × empty file: train/a/empty0.jpg, train/a/empty1.jpg, …" in text
+    assert inspect(folder, strict=True).train == 20  # a report, whatever training will do
+
+
+def test_one_and_many_in_words(photos):
+    folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(3)))
+    assert "classes    3 images in each" in report(inspect(folder, hold_out=0))
+    shutil.copy(folder / "b" / "0.png", folder / "a" / "copy.png")
+    text = report(inspect(folder, hold_out=0))
+    assert "from 3 images (b) to 4 (a), 1.3 times as many" in text
+    assert "1 copy of the same bytes, 0 of the same pixels" in text
+    for path in sorted((folder / "b").iterdir())[1:]:
+        path.unlink()
+    (folder / "notes.txt").write_text("no image")
+    text = report(inspect(folder, hold_out=0))
+    assert "from 1 image (b) to 4 (a), 4.0 times as many" in text
+    assert "1 file, which training will not use" in text
+    assert "1 × lies in no folder of a class: notes.txt" in text
+    (folder / "c").mkdir()
+    assert "from 0 images (c) to 4 (a)\n" in report(inspect(folder, hold_out=0))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(1, "1 byte"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (3e9, "2.8 GiB")],
+)
+def test_bytes_in_the_units_of_training(count, text):
+    assert _bytes(int(count)) == text
+
+
+# ---------------------------------------------------------------------------------- duplicates
+
+
+def test_no_duplicates(folder):
+    found = inspect(folder).duplicates
+    assert (found.same_bytes, found.same_pixels) == (0, 0)
+    assert found.within_class.pictures == found.across_classes.pictures == 0
+
+
+def test_same_bytes_and_same_pixels(folder):
+    a = folder / "train" / "a"
+    shutil.copy(a / "0.png", a / "copy.png")
+    Image.open(a / "0.png").save(a / "other.bmp")
+    Image.open(a / "1.png").convert("RGBA").save(a / "alpha.tif")
+    found = inspect(folder).duplicates
+    assert (found.same_bytes, found.same_pixels) == (1, 2)
+    assert (found.within_class.pictures, found.within_class.images) == (2, 5)
+    assert names(found.within_class)[1] == {"train/a/1.png", "train/a/alpha.tif"}
+    assert found.across_classes.pictures == found.across_parts.pictures == 0
+
+
+def test_the_same_picture_with_two_labels(folder):
+    shutil.copy(folder / "train" / "a" / "0.png", folder / "train" / "b" / "new.png")
+    found = inspect(folder)
+    assert names(found.duplicates.across_classes) == [{"train/a/0.png", "train/b/new.png"}]
+    assert found.duplicates.within_class.pictures == 0
+    text = report(found)
+    assert "1 picture with different labels, of which at least one is wrong" in text
+    assert "train/a/0.png (a) = train/b/new.png (b)" in text
+
+
+def test_the_same_picture_to_train_and_to_test_on(folder):
+    Image.open(folder / "train" / "a" / "0.png").save(
+        folder / "test" / "a" / "leak.webp", lossless=True
+    )
+    found = inspect(folder)
+    assert names(found.duplicates.across_parts) == [{"train/a/0.png", "test/a/leak.webp"}]
+    assert "1 picture to train on and to test on" in report(found)
+    assert "test/a/leak.webp (a, test)" in report(found)
+
+
+def test_held_out_images_are_no_leak(photos):
+    folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(10)))
+    for path in sorted((folder / "a").iterdir()):
+        shutil.copy(path, folder / "a" / f"copy-{path.name}")
+    found = inspect(folder, hold_out=0.5)
+    assert found.held_out
+    assert found.test == 15
+    assert found.duplicates.across_parts.pictures == 0
+    assert found.duplicates.within_class.pictures == 10
+
+
+def test_a_photograph_without_its_metadata_is_the_same(folder, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)
+    path = folder / "train" / "a" / "photo.jpg"
+    Image.fromarray(noise).save(path, quality=80)
+    content = path.read_bytes()
+    comment = b"\xff\xfe\x00\x08hello!"
+    (folder / "train" / "b" / "photo.jpg").write_bytes(content[:2] + comment + content[2:])
+    Image.open(path).save(folder / "train" / "b" / "photo.png")
+    found = inspect(folder).duplicates
+    assert (found.same_bytes, found.same_pixels) == (0, 2)
+    assert found.across_classes.images == 3
+
+
+def test_examples_show_what_is_wrong_first(photos):
+    """Many copies in one class, and one in another."""
+    folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(3)))
+    for i in range(9):
+        shutil.copy(folder / "a" / "0.png", folder / "a" / f"copy{i}.png")
+    shutil.copy(folder / "a" / "0.png", folder / "b" / "z.png")
+    found = inspect(folder, limit=2, hold_out=0).duplicates
+    assert {image["label"] for image in found.across_classes.examples[0]} == {"a", "b"}
+    assert found.across_classes.images == 11
+
+
+# ------------------------------------------------------------------------------ what comes next
+
+
+def test_the_plan_is_what_training_does(folder, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "check_weights", lambda *words: None)  # no hub in tests
+    large = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(9)), root="large", size=(90, 70))
+    Image.new("RGB", (90, 70), "red").save(large / "a" / "more.jpg")
+    images, labels = make_images(300)
+    np.savez(tmp_path / "set.npz", images=images, labels=labels)
+    for source in (folder, large, tmp_path / "set.npz", "digits"):
+        plan = inspect(source).plan
+        prepared = prepare(source, request(None, None, {}), None, {}, Silent())
+        settings, train = prepared.settings, prepared.data.train
+        for name in ("network", "weights", "epochs", "batch_size", "lr", "balance_prior"):
+            assert getattr(plan, name) == getattr(settings, name)
+        assert (plan.channels, plan.stored) == (train.channels, train.size)
+        test = prepared.data.test
+        assert plan.memory == train.images_NCHW.nbytes + (test.images_NCHW.nbytes if test else 0)
+        assert plan.preset == prepared.data.preset
+
+
+def test_images_that_do_not_fit_into_memory(folder, monkeypatch):
+    assert inspect(folder).plan.images == "device"
+    monkeypatch.setattr(listing, "free_memory", lambda: 10)
+    found = inspect(folder)
+    assert found.plan.images == "files"
+    assert "in their files, decoded in every epoch" in report(found)
+
+
+def test_the_command_has_what_was_given(folder):
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    table = folder.with_suffix(".csv")
+    rows = (f"{path},{path.parent.name}\n" for path in files)
+    table.write_text("path,a b\n" + "".join(rows))
+    found = inspect(table, strict=True, hold_out=0, fit="stretch", label_column="a b")
+    assert found.plan.command == (
+        f"pseudoloss train {table} --out run --hold-out 0 --strict --fit stretch "
+        "--label-column 'a b'"
+    )
+    pair = make_images()
+    assert inspect(pair).plan.command == 'pseudoloss.train(source, out="run")'
+
+
+def test_what_training_would_refuse(photos):
+    found = inspect(photos("a/0.png", "a/1.png", "b/0.png"))
+    assert found.problems == ["labels: class b has one image; every class needs at least 2"]
+    assert "Training would refuse this: labels: class b has one image" in report(found)
+    assert "Next:" not in report(found)
+
+
+def test_a_class_without_an_image(photos):
+    folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(4)))
+    (folder / "c").mkdir()
+    found = inspect(folder)
+    assert found.classes == {"a": 4, "b": 4, "c": 0}
+    assert found.problems == ["labels: class c has no image; every class needs at least 2"]
+    (folder / "c" / "0.png").write_text("no image")
+    assert inspect(folder).problems == found.problems
+
+
+def test_headers_that_promise_too_much(photos):
+    folder = photos("a/0.png", "a/1.png", "b/0.png", "b/1.png")
+    for path in folder.rglob("*.png"):
+        path.write_bytes(path.read_bytes()[:-25])
+    found = inspect(folder)
+    assert (found.train, found.imbalance, found.width) == (0, None, None)
+    assert found.problems == ["no image can be read"]
+    assert "4 × truncated file" in report(found)
+
+
+# ----------------------------------------------------------------------------- other sources
+
+
+def test_arrays(tiny_source):
+    found = inspect(tiny_source)
+    assert (found.train, found.test) == (64, 32)
+    assert (found.modes, found.formats, found.bytes) == ({"L": 96}, {}, None)
+    images, labels = make_images()
+    images[5] = images[0]
+    found = inspect((images, labels))
+    assert names(found.duplicates.across_classes) == [{"arrays[train][0]", "arrays[train][5]"}]
+    assert "all 8×8 pixels" in report(found)
+
+
+def test_only_headers(folder):
+    path = folder / "train" / "a" / "0.png"
+    path.write_bytes(path.read_bytes()[:-25])
+    found = inspect(folder, duplicates=False)
+    assert (found.train, found.duplicates, found.decoded) == (20, None, False)
+    assert "not read to their ends" in report(found)
+    assert inspect(make_images(), duplicates=False).duplicates is None
+
+
+def test_limits():
+    with pytest.raises(InputError, match="--limit must be 0 or more, not -1"):
+        inspect("digits", limit=-1)
+
+
+# ------------------------------------------------------------------------------- the command
+
+
+def call(*words, capsys):
+    code = main(["inspect", *map(str, words)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command(folder, capsys):
+    (folder / "train" / "a" / "two\nlines.jpg").write_text("no image")
+    code, out, err = call(folder, capsys=capsys)
+    assert (code, err) == (0, "")
+    assert f"{folder}: 28 images, 2 classes" in out
+    assert "1 × not an image, or a broken one: train/a/two lines.jpg" in out
+    assert out.endswith(f"Next: pseudoloss train {folder} --out run\n")
+
+
+def test_json(folder, capsys):
+    shutil.copy(folder / "train" / "a" / "0.png", folder / "test" / "b" / "x.png")
+    code, out, err = call(folder, "--json", "--limit", "1", capsys=capsys)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found["classes"] == {"a": 10, "b": 10}
+    assert found["duplicates"]["across_parts"]["pictures"] == 1
+    assert found["plan"]["command"].startswith("pseudoloss train ")
+    assert json.loads(call(folder, "--json", "--no-duplicates", capsys=capsys)[1])["train"] == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "source nowhere: no such source"),
+        (["no/where"], "source no/where: no such file or folder"),
+        ([], "SOURCE"),
+        (["digits", "--hold-out", "0.2"], "--hold-out: digits has test images"),
+        (["digits", "--limit", "x"], "--limit"),
+        (["digits", "--limit", "-1"], "--limit must be 0 or more"),
+        (["digits", "--out", "x"], "--out: no such option"),
+    ],
+)
+def test_wrong_words(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(*words, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,326 @@
+"""A folder of class folders: which files belong to which class and to which part."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pseudoloss.data import Listing, Options, Reader, absolute, find_source
+from pseudoloss.data.sources.folder import files_below, folder_parts
+from pseudoloss.engine.training import train
+from pseudoloss.errors import InputError
+
+ALL = Options(hold_out=0)
+
+
+def names_of(folder, options=ALL):
+    found = find_source(folder, options)
+    assert isinstance(found, Listing)
+    return dict(zip(found.train.names, found.train.labels, strict=True))
+
+
+def test_every_folder_is_a_class(photos):
+    folder = photos("cat/b.png", "cat/a.png", "dog/a.png", "10/a.png", "9/x.png")
+    found = find_source(str(folder), ALL)
+    assert found.train.names == ("10/a.png", "9/x.png", "cat/a.png", "cat/b.png", "dog/a.png")
+    assert found.classes == ("9", "10", "cat", "dog")  # numbers by their value
+    assert found.counts == {"9": 1, "10": 1, "cat": 2, "dog": 1}
+    assert (found.test, found.skipped) == (None, ())
+
+
+def test_what_a_file_is_called_does_not_matter(photos):
+    odd = ["a b.png", "two\nlines.png", 'it\'s "quoted".png', "😀.png", "A.PNG", "none", "x.y.z"]
+    found = names_of(photos(*(f"cat/{name}" for name in odd), "dog/a.png"))
+    assert set(found) == {*(f"cat/{name}" for name in odd), "dog/a.png"}
+
+
+def test_names_that_are_no_text(photos):
+    folder = photos("cat/a.png", "dog/a.png")
+    strange = os.fsdecode(b"caf\xe9")
+    (folder / "cat" / "a.png").rename(folder / "cat" / f"{strange}.png")
+    (folder / "dog").rename(folder / strange)
+    assert names_of(folder) == {r"cat/caf\xe9.png": "cat", r"caf\xe9/a.png": r"caf\xe9"}
+
+
+def test_folders_inside_a_class(photos):
+    found = names_of(photos("cat/2020/may/a.png", "cat/a.png", "dog/x/a.png"))
+    assert found == {"cat/2020/may/a.png": "cat", "cat/a.png": "cat", "dog/x/a.png": "dog"}
+
+
+def test_hidden_files_and_folders_are_passed_over(photos):
+    hidden = ["cat/.a.png", "cat/.cache/a.png", ".git/a.png", "__MACOSX/._a.png"]
+    assert set(names_of(photos("cat/a.png", "dog/a.png", *hidden))) == {"cat/a.png", "dog/a.png"}
+
+
+# --------------------------------------------------------------------------------------- links
+
+
+def test_links_to_files_and_folders_are_followed(photos, tmp_path):
+    folder = photos("cat/a.png", "dog/a.png")
+    other = photos("more/b.png", root="elsewhere")
+    (folder / "cat" / "link.png").symlink_to(other / "more" / "b.png")
+    (folder / "cat" / "inner").symlink_to(other / "more")
+    (folder / "bird").symlink_to(other / "more")
+    found = names_of(folder)
+    assert found["cat/link.png"] == found["cat/inner/b.png"] == "cat"
+    assert found["bird/b.png"] == "bird"
+    (tmp_path / "link").symlink_to(folder)
+    assert names_of(tmp_path / "link") == found
+
+
+def test_loops_end(photos):
+    folder = photos("cat/a.png", "cat/in/b.png", "dog/a.png")
+    (folder / "cat" / "in" / "up").symlink_to(folder / "cat")
+    (folder / "dog" / "self").symlink_to("self")
+    found = find_source(folder, ALL)
+    assert set(found.train.names) == {"cat/a.png", "cat/in/b.png", "dog/a.png"}
+    assert [entry.path for entry in found.skipped] == ["dog/self"]
+
+
+def test_links_that_lead_nowhere_are_left_out(photos):
+    folder = photos("cat/a.png", "dog/a.png")
+    (folder / "cat" / "gone.png").symlink_to("nowhere.png")
+    (folder / "bird").symlink_to("nowhere")
+    found = find_source(folder, ALL)
+    assert found.classes == ("cat", "dog")
+    assert [vars(entry) for entry in found.skipped] == [
+        {"path": "cat/gone.png", "reason": "No such file or directory"},
+        {"path": "bird", "reason": "lies in no folder of a class"},
+    ]
+
+
+# ------------------------------------------------------------------------------------- broken
+
+
+def test_what_cannot_be_read_is_left_out_with_a_reason(photos):
+    folder = photos("cat/a.png", "cat/b.png", "cat/cut.png", "dog/a.png", "dog/b.png")
+    (folder / "cat" / "empty.jpg").touch()
+    (folder / "cat" / "text.jpg").write_text("hello")
+    (folder / "dog" / "x.jpg").mkdir()  # a folder, and nothing in it
+    whole = (folder / "cat" / "cut.png").read_bytes()
+    (folder / "cat" / "cut.png").write_bytes(whole[:-25])
+    found = find_source(folder, ALL)
+    assert {entry.path: entry.reason for entry in found.skipped} == {
+        "cat/empty.jpg": "empty file",
+        "cat/text.jpg": "not an image, or a broken one",
+    }
+    data, skipped = found.read(Reader(3, (8, 8)), 8, "host", False)
+    assert data.train.paths == ("cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
+    assert [entry.path for entry in skipped] == ["cat/empty.jpg", "cat/text.jpg", "cat/cut.png"]
+    assert "truncated" in skipped[2].reason
+
+
+def test_a_pipe_does_not_keep_us_waiting(photos):
+    folder = photos("cat/a.png", "dog/a.png")
+    os.mkfifo(folder / "cat" / "pipe.png")
+    assert find_source(folder, ALL).skipped[0].reason == "a pipe, not a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_files_and_folders_that_may_not_be_read(photos):
+    folder = photos("cat/a.png", "cat/b.png", "dog/a.png", "dog/in/a.png")
+    (folder / "cat" / "b.png").chmod(0)
+    assert find_source(folder, ALL).skipped[0].reason == "Permission denied"
+    (folder / "dog" / "in").chmod(0)
+    with pytest.raises(InputError, match=r"dog/in: cannot be read \(Permission denied\)"):
+        find_source(folder, ALL)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(photos, monkeypatch):
+    """For root too, who may read everything."""
+    folder = photos("cat/in/a.png", "dog/a.png")
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("in"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match=r"cat/in: cannot be read \(Permission denied\)"):
+        files_below(folder / "cat")
+
+
+# -------------------------------------------------------------------------------------- parts
+
+
+@pytest.mark.parametrize(
+    ("layout", "train", "test", "name"),
+    [
+        ("train/c val/c test/c", "train/c", "val/c", "the val images"),
+        ("train/c test/c", "train/c", "test/c", "the test images"),
+        ("training/c validation/c", "training/c", "validation/c", "the val images"),
+        ("Train/c Valid/c", "Train/c", "Valid/c", "the val images"),
+        ("train/c testing/c .other/c", "train/c", "testing/c", "the test images"),
+    ],
+)
+def test_parts(photos, layout, train, test, name):
+    folder = photos(*(f"{c}{k}/{i}.png" for c in layout.split() for k in "ab" for i in range(3)))
+    found = find_source(folder)
+    assert {str(path.parent.parent.name) for path in found.train.paths} == {train.split("/")[0]}
+    assert {str(path.parent.parent.name) for path in found.test.paths} == {test.split("/")[0]}
+    assert (found.test_name, found.noisy_test) == (name, False)
+    assert found.classes == ("ca", "cb")
+    assert (len(found.train), len(found.test)) == (6, 6)
+
+
+def test_without_a_part_for_it_images_are_held_out(photos):
+    folder = photos(*(f"train/{k}/{i}.png" for k in "ab" for i in range(10)))
+    found = find_source(folder)
+    assert (len(found.train), len(found.test)) == (18, 2)
+    assert (found.test_name, found.noisy_test) == ("held-out images", True)
+    assert not set(found.train.names) & set(found.test.names)
+
+
+def test_an_empty_part_is_none(photos):
+    folder = photos(*(f"train/{k}/{i}.png" for k in "ab" for i in range(10)))
+    (folder / "test" / "a").mkdir(parents=True)
+    assert find_source(folder).test_name == "held-out images"
+
+
+def test_train_can_be_a_class(photos):
+    found = find_source(photos("train/a.png", "plane/a.png", "test/a.png"), ALL)
+    assert found.classes == ("plane", "test", "train")
+    inner = find_source(photos("train/train/a.png", "train/car/a.png", root="other"), ALL)
+    assert inner.classes == ("car", "train")
+
+
+def test_a_class_that_looks_like_a_part_hides_no_other(photos):
+    folder = photos("train/steam/a.png", "train/diesel/a.png", "bus/a.png", "car/a.png")
+    with pytest.raises(InputError, match="beside it there is bus, car; move that") as error:
+        find_source(folder)
+    assert "\n" not in str(error.value)
+    folder.rename(folder.with_name("train"))  # as the error says
+    folder.mkdir()
+    folder.with_name("train").rename(folder / "train")
+    assert find_source(folder, ALL).classes == ("bus", "car", "train")
+    many = photos("val/c/a.png", *(f"{i}/a.png" for i in range(9)), root="many")
+    with pytest.raises(InputError, match="there is 0, 1, 2, 3, 4, …"):
+        find_source(many)
+
+
+def test_files_beside_the_classes_are_told(photos):
+    folder = photos("cat/a.png", "dog/a.png", "loose.png", ".hidden.png")
+    reason = "lies in no folder of a class"
+    for options in (ALL, Options(hold_out=0, strict=True)):  # it can be read
+        assert [vars(entry) for entry in find_source(folder, options).skipped] == [
+            {"path": "loose.png", "reason": reason}
+        ]
+    parts = [f"{part}/{k}/a.png" for part in ("train", "test") for k in ("cat", "dog")]
+    parted = photos(*parts, "x.png", "train/y.png", "test/z.png", root="parted")
+    names = ["x.png", "train/y.png", "test/z.png"]
+    assert [entry.path for entry in find_source(parted).skipped] == names
+    found = find_source(photos("cat/a.png", "dog/a.png", root="other"), Options(test=str(folder)))
+    assert [entry.path for entry in found.skipped] == ["loose.png"]
+
+
+def test_a_folder_for_testing(photos):
+    names = [f"{k}/{i}.png" for k in "ab" for i in range(4)]
+    folder = photos(*names)
+    flat, parted = (
+        photos(*names, root="flat"),
+        photos(*(f"test/{name}" for name in names), root="parted"),
+    )
+    for test in (flat, parted):
+        found = find_source(folder, Options(test=str(test)))
+        assert (len(found.train), len(found.test)) == (8, 8)
+        assert (found.test_name, found.noisy_test) == (f"the images of {test.name}", False)
+    table = flat / "t.csv"
+    table.write_text("path,label,split\na/1.png,a,test\nb/1.png,b,test\n")
+    assert len(find_source(folder, Options(test=str(table))).test) == 2
+
+
+def test_broken_images_to_test_on(photos):
+    names = [f"{k}/{i}.png" for k in "ab" for i in range(4)]
+    folder, test = photos(*names), photos("a/0.png", root="test")
+    (test / "a" / "1.png").write_text("no image")
+    found = find_source(folder, Options(test=str(test)))
+    assert (len(found.test), found.skipped[0].path) == (1, "a/1.png")
+    with pytest.raises(InputError, match=r"--test .*: a/1.png cannot be read"):
+        find_source(folder, Options(test=str(test), strict=True))
+    (test / "a" / "0.png").unlink()
+    with pytest.raises(InputError, match=r"--test .*: no images can be read"):
+        find_source(folder, Options(test=str(test)))
+    parted = photos(*(f"train/{name}" for name in names), root="parted")
+    (parted / "val" / "a").mkdir(parents=True)
+    (parted / "val" / "a" / "0.png").write_text("no image")
+    assert find_source(parted).test is None
+    with pytest.raises(InputError, match=r"val/a/0.png cannot be read"):
+        find_source(parted, Options(strict=True))
+
+
+# -------------------------------------------------------------------------------- wrong inputs
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["a.png"], {}, "holds no folders of classes; it holds images themselves"),
+        ([], {}, "photos holds no folders of classes$"),
+        (["train/a.png", "test/b.png"], {}, "test holds no folders of classes; it holds images"),
+        (["test/c/a.png"], {}, "has no images to train on, only test"),
+        (["train/c/a.png", "training/c/a.png"], {}, "train and training mean the same part"),
+        (["train/c/a.png", "val/d/a.png"], {}, "the val part: val/d/a.png has the class d, which"),
+        (["c/a.png"], {"test": "nowhere"}, "--test nowhere: no such source"),
+        (["c/a.png"], {"test": "digits"}, "--test digits: no such source"),
+        (["c/a.png"], {"hold_out": 1}, "--hold-out must be a number from 0 to below 1, not 1"),
+        (["c/a.png"], {"hold_out": "x"}, "--hold-out must be"),
+        (["c/a.png"], {"fit": "pad"}, "--fit must be crop or stretch, not pad"),
+    ],
+)
+def test_wrong_folders(photos, names, options, message):
+    folder = photos(*names)
+    with pytest.raises(InputError, match=message) as error:
+        find_source(str(folder), Options(**options))
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_broken_files(photos):
+    folder = photos()
+    (folder / "cat").mkdir()
+    (folder / "cat" / "a.jpg").write_text("no")
+    with pytest.raises(InputError, match=r"no images can be read \(cat/a.jpg: not an image"):
+        find_source(folder)
+    with pytest.raises(InputError, match=r"cat/a.jpg cannot be read .*without --strict"):
+        find_source(folder, Options(strict=True))
+
+
+@pytest.mark.parametrize("words", ["", "~nobody-here/photos", "x" * 5000, "no\0where"])
+def test_words_that_are_no_folder(words):
+    with pytest.raises(InputError, match=r"SOURCE is empty|no such (source|file)|no usable path"):
+        find_source(words)
+
+
+def test_a_source_is_found_again_from_elsewhere(photos, tmp_path, monkeypatch):
+    folder = photos("cat/a.png")
+    monkeypatch.chdir(tmp_path)
+    assert absolute("photos") == str(folder)
+    assert absolute("digits") == "digits"
+
+
+def test_parts_keep_their_pixels(photos):
+    """From the folder to the tensor, in order."""
+    folder = photos("a/0.png", "a/1.png", "b/0.png", "b/1.png", size=(8, 8))
+    data, _ = find_source(folder, ALL).read(Reader(3, (8, 8)), 8, "host", False)
+    for pixels, name in zip(data.train.images_NCHW, data.train.paths, strict=True):
+        wanted = np.asarray(Image.open(folder / name)).transpose(2, 0, 1)
+        np.testing.assert_array_equal(pixels, wanted)
+    assert data.train.given_N.tolist() == [0, 0, 1, 1]
+
+
+def test_the_parts_of_a_folder_by_name(photos):
+    folder = photos("train/a/0.png", "val/a/1.png", "test/a/2.png")
+    assert {part: listed.names for part, listed in folder_parts(folder, "x").items()} == {
+        "train": ("train/a/0.png",),
+        "val": ("val/a/1.png",),
+        "test": ("test/a/2.png",),
+    }
+
+
+def test_a_run_is_no_class_of_its_source(photos):
+    folder = photos("cat/a.png", "dog/b.png")
+    for place in (folder / "run", folder / "cat" / "run"):
+        with pytest.raises(InputError, match=r"--out .*whose folders are classes"):
+            train(folder, place)
+    assert not (folder / "run").exists()

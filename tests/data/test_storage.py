@@ -1,0 +1,108 @@
+import pytest
+import torch
+
+import pseudoloss as pl
+from pseudoloss.config import Settings
+from pseudoloss.data import storage as module
+from pseudoloss.data.storage import SLOTS, Resident, Streamed, Together, place, room_for_images
+from pseudoloss.engine.trainer import Session
+from pseudoloss.progress import Silent
+
+CPU = torch.device("cpu")
+
+
+def images(n=23):
+    return torch.randint(0, 256, (n, 3, 4, 5), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("kind", [Resident, Streamed])
+@pytest.mark.parametrize("steps", [1, 2, SLOTS, 2 * SLOTS + 1])
+def test_batches_are_the_images_of_the_order(kind, steps):
+    all_images = images(64)
+    pixels = kind(all_images, CPU)
+    for _ in range(2):  # two epochs
+        order = torch.randperm(64)[: steps * 4].view(steps, 4)
+        seen = [pixels.batch(order[i]).clone() for i, _ in enumerate(pixels.batches(order))]
+        assert len(seen) == steps
+        for batch, index in zip(seen, order, strict=True):
+            assert torch.equal(batch, all_images[index])
+
+
+@pytest.mark.parametrize("kind", [Resident, Streamed])
+@pytest.mark.parametrize("size", [1, 5, 23, 100])
+def test_parts_are_all_images_in_order(kind, size):
+    all_images = images()
+    pixels = kind(all_images, CPU)
+    for _ in range(2):
+        parts = [part.clone() for part in pixels.parts(size)]
+        assert torch.equal(torch.cat(parts), all_images)
+        assert all(len(part) == size for part in parts[:-1])
+
+
+def test_sets_one_after_another():
+    first, second = images(), images(7)
+    pixels = Together(Resident(first, CPU), Streamed(second, CPU))
+    parts = [part.clone() for part in pixels.parts(5)]
+    assert torch.equal(torch.cat(parts), torch.cat([first, second]))
+    assert [len(part) for part in parts] == [5, 5, 5, 5, 3, 5, 2]
+
+
+def test_a_streamed_batch_is_always_the_same_tensor():
+    """So that a step that reads it can be captured."""
+    pixels = Streamed(images(), CPU)
+    order = torch.arange(20).view(4, 5)
+    places = {pixels.batch(order[i]).data_ptr() for i, _ in enumerate(pixels.batches(order))}
+    assert len(places) == 1
+
+
+def test_images_go_where_there_is_room(monkeypatch):
+    assert room_for_images(CPU) == float("inf")
+    assert not place(images(), CPU).streamed
+    assert place(images(), CPU, "host").streamed
+    monkeypatch.setattr(module, "room_for_images", lambda device: images().nbytes - 1)
+    assert place(images(), CPU).streamed
+    assert not place(images(), CPU, "device").streamed
+
+
+def test_room_is_a_share_of_what_is_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    assert room_for_images(torch.device("cuda")) == 400
+
+
+def test_where_images_lie_changes_nothing(tiny_source, tiny_settings):
+    """Bit for bit, on the CPU."""
+    runs = [
+        pl.train(tiny_source, quiet=True, images=where, **tiny_settings)
+        for where in ("device", "host")
+    ]
+    weights = [torch.cat([p.flatten() for p in run.model.network.parameters()]) for run in runs]
+    assert torch.equal(*weights)
+    assert runs[0].labels.equals(runs[1].labels)
+
+
+def test_streaming_is_said_where_it_was_not_asked_for(tiny_source, tiny_settings, monkeypatch):
+    said = []
+
+    class Told(Silent):
+        def say(self, text):
+            said.append(text)
+
+    monkeypatch.setattr(module, "room_for_images", lambda device: 0)
+    session = Session(tiny_source, Settings(**tiny_settings), Told())
+    assert session.pixels.streamed
+    assert "The images (0.0 GiB) stay in the host's memory" in said[0]
+    assert "The test images" in said[1]
+    said.clear()
+    Session(tiny_source, Settings(images="host", **tiny_settings), Told())
+    assert said == []
+
+
+def test_tiny_batches_take_one_thread(tiny_source, tiny_settings):
+    before = torch.get_num_threads()
+    try:
+        Session(tiny_source, Settings(**tiny_settings), Silent())
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    pl.train(tiny_source, quiet=True, **(tiny_settings | {"epochs": 1}))
+    assert torch.get_num_threads() == before

@@ -1,0 +1,342 @@
+"""Held-out images, whose labels may be wrong as well: what the label table says of them."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pseudoloss as pl
+from conftest import make_images, save_images
+from pseudoloss.audit.labels import TRUTH
+from pseudoloss.config import Settings
+from pseudoloss.data import corrupt
+from pseudoloss.data.images import with_held_out
+from pseudoloss.data.storage import Resident
+from pseudoloss.engine import training
+from pseudoloss.engine.tracking import noise_metrics, predict
+from pseudoloss.engine.trainer import Session
+from pseudoloss.errors import InputError
+from pseudoloss.methods import metrics, pls
+from pseudoloss.methods.mixture import fit_two_modes
+from pseudoloss.progress import Silent
+
+N, M = 48, 16
+
+
+def source(n=N + M, share=0.25, noise="symmetric-exact:0.25"):
+    """Arrays of which some labels are wrong, and of those some images held out."""
+    images, labels = make_images(n)
+    data = pl.arrays(images, labels, paths=[f"{i}.png" for i in range(n)])
+    return with_held_out(dataclasses.replace(data, train=corrupt(data.train, noise, 1)), share, 1)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    images, labels = make_images(64, channels=3)
+    save_images(tmp_path / "photos", images, labels)
+    return tmp_path / "photos"
+
+
+def held_out(run):
+    return run.labels[run.labels["part"] == "held-out"]
+
+
+def trained_on(run):
+    return trained_on_table(run.labels)
+
+
+def trained_on_table(table):
+    return table[table["part"] == "train"]
+
+
+# ------------------------------------------------------------------------------------ their rows
+
+
+def test_every_image_of_a_folder_has_a_row(photos, tmp_path, tiny_settings, capsys):
+    run = pl.train(photos, tmp_path / "run", hold_out=0.25, **tiny_settings)
+    table = run.labels
+    files = {str(path.relative_to(photos)) for path in photos.rglob("*.*")}
+    assert len(table) == 64
+    assert set(table["path"]) == files
+    in_order = sorted(files)
+    assert [in_order[i] for i in table["index"]] == table["path"].tolist()
+    assert table["part"].tolist() == ["train"] * N + ["held-out"] * M
+    assert (table["path"].str.split("/").str[0] == table["given_label"]).all()
+    assert held_out(run)["label_score"].between(0, 1).all()
+    summary = run.summary
+    assert (summary["images"], summary["held_out"]) == (N, M)
+    assert sum(summary["actions"].values()) == 64
+    rate = trained_on(run)["is_label_issue"].mean()
+    assert summary["estimated_noise"]["rate"] == pytest.approx(rate)
+    assert "to look at (16 held-out images too)" in capsys.readouterr().out
+    loaded = pl.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(loaded.labels, table, check_dtype=False, rtol=1e-4)
+    numbers = loaded.labels[["label_score", "p_noisy", "trust"]]
+    assert set(map(str, numbers.dtypes)) == {"float64"}
+
+
+def test_the_index_is_the_place_in_the_source(tiny_settings):
+    """With images held out and without, so that verdicts can be put back into arrays."""
+    images, labels = make_images(64)
+    for share in (0.25, 0.0):
+        table = pl.train((images, labels), quiet=True, hold_out=share, **tiny_settings).labels
+        assert sorted(table["index"]) == list(range(64))
+        assert (table["given_label"] == labels[table["index"]].astype(str)).all()
+
+
+def test_files_that_are_left_out_keep_their_place(photos, tiny_settings):
+    files = sorted(path for path in photos.rglob("*.*"))
+    files[3].write_bytes(b"")
+    table = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
+    assert len(table) == 63
+    assert [str(files[i].relative_to(photos)) for i in table["index"]] == table["path"].tolist()
+
+
+@pytest.mark.parametrize("key", ["index", "path"])
+def test_a_table_of_labels_may_name_images_that_are_held_out(key, photos, tmp_path, tiny_settings):
+    """Such as labels.csv, as it is: whoever is trained on has its label, whoever was then."""
+    words = {"hold_out": 0.25, "corrupt": "symmetric-exact:0.5"}
+    pl.train(photos, tmp_path / "run", quiet=True, **words, **tiny_settings)
+    table = pl.load(tmp_path / "run").labels
+    names = {"index": ["path"], "path": ["index"]}[key]
+    table.drop(columns=names).to_csv(tmp_path / "labels.csv", index=False)
+    from_folder = table["path"].str.split("/").str[0]
+    assert (table["given_label"] != from_folder).sum() == N / 2
+    given = table.set_index("path")["given_label"]
+    for changes in ({}, {"seed": 7}, {"hold_out": 0.0}):
+        words = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
+        again = pl.train(photos, quiet=True, **(tiny_settings | words | changes)).labels
+        trained = trained_on_table(again).set_index("path")["given_label"]
+        assert trained.to_dict() == given[trained.index].to_dict()
+        rest = again[again["part"] == "held-out"]
+        assert (rest["given_label"] == rest["path"].str.split("/").str[0]).all()
+    assert len(trained) == N + M
+
+
+def test_a_table_of_labels_needs_rows_of_what_is_trained_on_and_no_others(
+    photos, tmp_path, tiny_settings
+):
+    table = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
+    named = table[["index", "given_label"]].rename(columns={"given_label": "label"})
+    words = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
+
+    def train(rows):
+        rows.to_csv(tmp_path / "labels.csv", index=False)
+        return pl.train(photos, quiet=True, **words, **tiny_settings).labels
+
+    assert train(named[:N])["given_label"].tolist() == table["given_label"].tolist()
+    with pytest.raises(InputError, match="1 images have no row"):
+        train(named[1:])
+    with pytest.raises(InputError, match="row 64: no image that is trained on or held out"):
+        train(pd.concat([named[:-1], named[-1:].assign(index=64)]))
+
+
+def test_nothing_is_held_out_beside_test_images(photos, tmp_path, tiny_settings):
+    (tmp_path / "parts").mkdir()
+    photos.rename(tmp_path / "parts" / "train")
+    shutil.copytree(tmp_path / "parts" / "train", tmp_path / "parts" / "val")
+    for source, words in (
+        (tmp_path / "parts", {}),
+        (tmp_path / "parts" / "train", {"test": tmp_path / "parts" / "val"}),
+    ):
+        with pytest.raises(InputError, match="--hold-out: there are test images already"):
+            pl.train(source, quiet=True, hold_out=0.2, **words, **tiny_settings)
+
+
+def test_wrong_labels_are_found_among_them(tiny_settings):
+    data = source(n=512, noise="symmetric-exact:0.4")
+    settings = tiny_settings | {"epochs": 12, "warmup": 3, "flip": False}
+    found = held_out(pl.train(data, quiet=True, **settings))
+    right = [str(label) for label in data.test.true_N.tolist()]
+    wrong = found["given_label"] != right
+    assert 0.2 < wrong.mean() < 0.6
+    assert (found["is_label_issue"] == wrong).mean() > 0.9
+    relabelled = found["action"] == "relabel"
+    assert relabelled.sum() > 20
+    assert (found["suggested_label"] == right)[relabelled].mean() > 0.9
+
+
+@pytest.mark.parametrize("method", ["ce", "mixup"])
+def test_baselines_guess_nothing_of_them(method, tiny_settings):
+    found = held_out(pl.train(source(), method=method, quiet=True, **tiny_settings))
+    assert len(found) == M
+    assert found["trust"].isna().all()
+    assert set(found["action"]) <= {"keep", "look"}
+
+
+def test_a_run_that_stops_in_its_warm_up_has_them_too(tiny_settings):
+    settings = tiny_settings | {"warmup": 2}
+    run = pl.train(source(), minutes=1e-5, quiet=True, **settings)
+    assert run.summary["epochs"] == 1
+    assert len(held_out(run)) == M
+    assert run.labels["trust"].isna().all()
+
+
+def test_images_whose_labels_are_right_have_no_row(photos, tmp_path, tiny_source, tiny_settings):
+    save_images(tmp_path / "clean", *make_images(16, channels=3, seed=1))
+    runs = [
+        pl.train(photos, test=tmp_path / "clean", quiet=True, **tiny_settings),
+        pl.train(photos, hold_out=0, quiet=True, **tiny_settings),
+        pl.train(tiny_source, quiet=True, **tiny_settings),
+    ]
+    for run in runs:
+        assert run.labels["part"].tolist() == ["train"] * 64
+        assert run.summary["held_out"] == 0
+
+
+@pytest.mark.parametrize("noise_metric", ["loss", "js", "kl"])
+def test_wherever_images_lie_the_table_is_the_same(photos, noise_metric, tiny_settings):
+    settings = tiny_settings | {"noise_metric": noise_metric, "hold_out": 0.25, "quiet": True}
+    tables = [
+        pl.train(photos, images=where, **settings).labels for where in ("device", "host", "files")
+    ]
+    assert len(tables[0]) == 64
+    assert tables[0].equals(tables[1])
+    assert tables[0].equals(tables[2])
+
+
+# -------------------------------------------------------------------------------- how it is judged
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"threshold_on": "clean", "threshold": 0.9},
+        {"noise_metric": "capped-loss"},
+        {"noise_metric": "agreement"},
+        {"noise_metric": "disagreement"},
+        {"trust_metric": "entropy"},
+        {"trust_metric": "threshold", "trust_threshold": 0.5},
+    ],
+    ids=str,
+)
+def test_both_stages_look_at_all_images_together(chosen, tiny_settings):
+    data = source()
+    settings = Settings(**(tiny_settings | {"device": "cpu"} | chosen))
+    session = Session(data, settings, Silent())
+    for epoch in range(3):
+        session.train_epoch(epoch)
+        session.track(epoch)
+    before = {name: tensor.clone() for name, tensor in session.memory.tensors().items()}
+    images, memory = session.judge_held_out(2)
+    assert images is data.test
+    for name, tensor in session.memory.tensors().items():
+        assert torch.equal(tensor, before[name]), name
+
+    network, views = session.network, session.views
+    logits = torch.cat(list(predict(network, views, session.test_pixels)))
+    loss = F.cross_entropy(logits, data.test.given_N, reduction="none")
+    torch.testing.assert_close(memory.loss_N, loss)
+    assert torch.equal(memory.predicted_N.long(), logits.argmax(1))
+    pseudo_loss = -(memory.guesses(slice(None)) * logits.log_softmax(1)).sum(1)
+    torch.testing.assert_close(memory.pseudo_loss_N, pseudo_loss)
+
+    both = session.memory.followed_by(memory)
+    pixels = torch.cat([data.train.images_NCHW, data.test.images_NCHW])
+    given = torch.cat([data.train.given_N, data.test.given_N])
+    name = settings.noise_metric
+    values = noise_metrics(
+        [name], network, views, Resident(pixels, session.device), given, both, torch.empty(0)
+    )
+    low = fit_two_modes(values[name]).low_N
+    torch.testing.assert_close(memory.p_noisy_N, 1 - low[N:])
+    threshold = settings.threshold
+    noisy = 1 - low > threshold if settings.threshold_on == "noisy" else ~(low > threshold)
+    noisy, _ = pls.believe_every_class(noisy, both.loss_N, given, both.classes)
+    assert torch.equal(memory.noisy_N, noisy[N:])
+    guesses = both.guesses(slice(None))
+    if settings.trust_metric == "threshold":
+        trust = (~noisy | (metrics.confidence(guesses) < 0.5)).float()
+    else:
+        by_entropy = settings.trust_metric == "entropy"
+        trust = fit_two_modes(
+            metrics.entropy(guesses) if by_entropy else both.pseudo_loss_N, noisy
+        ).low_N
+    torch.testing.assert_close(memory.trust_N, trust[N:])
+
+
+@pytest.mark.parametrize("noise_metric", ["loss", "js", "kl"])
+def test_the_network_may_see_them_in_any_number_of_parts(tiny_settings, monkeypatch, noise_metric):
+    settings = tiny_settings | {"noise_metric": noise_metric, "quiet": True}
+    tables = []
+    for at_once in (2**21, 7 * 64):
+        monkeypatch.setattr("pseudoloss.engine.tracking.PIXELS_AT_ONCE", at_once)
+        tables.append(pl.train(source(), **settings).labels)
+    pd.testing.assert_frame_equal(*tables, rtol=1e-3)
+
+
+def test_nothing_about_training_changes(tmp_path, tiny_settings, monkeypatch):
+    data = source()
+    run = pl.train(data, tmp_path / "with", quiet=True, **tiny_settings)
+    monkeypatch.setattr(Session, "judge_held_out", lambda session, epoch: None)
+    without = pl.train(data, tmp_path / "without", quiet=True, **tiny_settings)
+    for name in ("model.safetensors", "best.safetensors"):
+        one, other = (tmp_path / folder / name for folder in ("with", "without"))
+        assert one.read_bytes() == other.read_bytes()
+    assert trained_on(run).equals(without.labels)
+    for key in ("estimated_noise", "detection", "guesses", "accuracy", "images"):
+        assert run.summary[key] == without.summary[key]
+
+
+def test_nobody_looks_at_their_truth(tiny_settings):
+    data = source()
+    test = dataclasses.replace(data.test, true_N=None)
+    tables = [
+        pl.train(each, quiet=True, **tiny_settings).labels
+        for each in (data, dataclasses.replace(data, test=test))
+    ]
+    known, unknown = (table.drop(columns=list(TRUTH)) for table in tables)
+    assert known.equals(unknown)
+
+
+# --------------------------------------------------------------------------- stopped, read again
+
+
+@pytest.mark.parametrize("noise_metric", ["loss", "kl"])
+@pytest.mark.parametrize("moment", ["write_labels", "write_json"])
+def test_broken_off_while_the_table_is_written(
+    tmp_path, tiny_settings, monkeypatch, noise_metric, moment
+):
+    data = source()
+    settings = tiny_settings | {"noise_metric": noise_metric, "quiet": True}
+    pl.train(data, tmp_path / "whole", **settings)
+
+    def crash(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, moment, crash)
+        with pytest.raises(KeyboardInterrupt):
+            pl.train(data, tmp_path / "broken", **settings)
+    pl.train(data, tmp_path / "broken", resume=True, **settings)
+    one, other = ((tmp_path / name / "labels.csv").read_text() for name in ("whole", "broken"))
+    assert one == other
+    assert one.count("held-out") == M
+
+
+def test_rows_that_are_missing_are_noticed(tmp_path, tiny_settings):
+    out = tmp_path / "run"
+    pl.train(source(), out, quiet=True, **tiny_settings)
+    lines = (out / "labels.csv").read_text().splitlines()
+    (out / "labels.csv").write_text("\n".join(lines[: 1 + N]) + "\n")
+    with pytest.raises(InputError, match=r"labels.csv has 48 rows, not 64"):
+        pl.load(out)
+
+
+def test_a_run_that_was_written_without_them(tmp_path, tiny_settings):
+    """Before there were parts: a row for every image that was trained on."""
+    out = tmp_path / "run"
+    run = pl.train(source(), out, quiet=True, **tiny_settings)
+    trained_on(run).drop(columns="part").to_csv(out / "labels.csv", index=False)
+    summary = json.loads((out / "summary.json").read_text())
+    del summary["held_out"]
+    (out / "summary.json").write_text(json.dumps(summary))
+    old = pl.load(out)
+    assert old.labels["part"].tolist() == ["train"] * N
+    np.testing.assert_allclose(old.labels["label_score"], trained_on(run)["label_score"])

@@ -1,0 +1,228 @@
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pseudoloss.config import OWN
+from pseudoloss.errors import InputError
+from pseudoloss.nn.networks import build, wanted_input
+
+
+def make(name, channels=3, size=(32, 32), classes=7, **options):
+    torch.manual_seed(0)
+    return build(name, channels=channels, size=size, classes=classes, projection=16, **options)
+
+
+@pytest.mark.parametrize("name", [*OWN, "resnet10t"])
+@pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (3, (32, 32)), (3, (40, 24))])
+def test_logits_and_projection(name, channels, size):
+    network = make(name, channels, size)
+    logits, projection = network(torch.randn(2, channels, *size))
+    assert logits.shape == (2, 7)
+    assert projection.shape == (2, 16)
+    (logits.sum() + projection.sum()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", [*OWN, "resnet10t"])
+def test_large_images(name):
+    network = make(name).eval()
+    with torch.no_grad():
+        assert network(torch.randn(1, 3, 448, 448))[0].shape == (1, 7)
+
+
+def test_a_transformer_is_built_for_the_image_size():
+    network = make("vit_tiny_patch16_224", size=(64, 64))
+    assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
+
+
+def slow_preactresnet(backbone, x, name):
+    """Row 17, block for block: the norm before the pooling, or after the first convolution; and in
+    the released program every shortcut behind norm and ReLU."""
+
+    def active(norm, x):
+        return F.relu(F.batch_norm(x, None, None, norm.weight, norm.bias, training=True))
+
+    x = F.conv2d(x, backbone.stem.weight, padding=1)
+    if name != "preactresnet18":
+        x = active(backbone.stem_norm, x)
+    for i, block in enumerate(backbone.blocks):
+        stride = 2 if i in (2, 4, 6) else 1
+        before, x = x, active(block.norm1, x)
+        if i in (2, 4, 6):
+            shortcut = F.conv2d(x, block.shortcut.weight, stride=2)
+        else:
+            shortcut = x if name == "preactresnet18-released" else before
+        x = F.conv2d(x, block.conv1.weight, stride=stride, padding=1)
+        x = F.conv2d(active(block.norm2, x), block.conv2.weight, padding=1) + shortcut
+    if name == "preactresnet18":
+        x = active(backbone.final_norm, x)
+    return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name.startswith("preact")])
+def test_forms_of_the_preactresnet(name):
+    torch.manual_seed(1)
+    backbone = make(name).backbone.double()
+    for norm in backbone.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(norm.weight)
+            torch.nn.init.normal_(norm.bias)
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    torch.testing.assert_close(backbone(x), slow_preactresnet(backbone, x, name))
+
+
+def test_sizes_of_the_preactresnet():
+    """The norm before the pooling has 512 channels, that after the first convolution 64."""
+    standard, *others = (
+        sum(p.numel() for p in make(name).backbone.parameters())
+        for name in ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released")
+    )
+    assert [standard - other for other in others] == [2 * (512 - 64)] * 2
+    assert 11.1e6 < standard < 11.3e6  # the usual 11.2 million
+
+
+def test_preactresnet_halves_three_times():
+    backbone = make("preactresnet18").backbone
+    shapes = []
+    for block in backbone.blocks:
+        block.register_forward_hook(lambda *seen: shapes.append(seen[-1][0].shape))
+    backbone(torch.zeros(2, 3, 32, 32))
+    assert [shape[1:] for shape in shapes[1::2]] == [
+        (64, 32, 32),
+        (128, 16, 16),
+        (256, 8, 8),
+        (512, 4, 4),
+    ]
+
+
+def test_outputs_are_float32_in_bf16():
+    network = make("small-cnn", precision=torch.bfloat16)
+    x = torch.randn(4, 3, 32, 32)
+    logits, projection = network(x)
+    assert logits.dtype == projection.dtype == torch.float32
+    network.precision = torch.float32
+    exact, _ = network(x)
+    assert not torch.equal(exact, logits)
+    torch.testing.assert_close(exact, logits, atol=0.1, rtol=0.1)
+
+
+def test_weights_are_channels_last():
+    weight = make("preactresnet18").backbone.blocks[0].conv1.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["preactresnet81", "resnet_fifty", "no such", "x" * 300])
+def test_an_unknown_network_is_named(name):
+    with pytest.raises(InputError, match=r"--network .*no such network"):
+        make(name)
+
+
+def test_a_typing_error_gets_a_hint():
+    with pytest.raises(InputError, match=r"did you mean .*resnet50"):
+        make("resnet500")
+
+
+def test_own_networks_have_no_published_weights():
+    with pytest.raises(InputError, match="--weights pretrained: small-cnn is trained from scratch"):
+        make("small-cnn", weights="pretrained")
+
+
+def test_weights_that_cannot_be_loaded_are_said_in_one_line(monkeypatch):
+    import timm
+
+    def fail(name, **options):
+        raise RuntimeError("no connection\nand a long story")
+
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(
+        InputError,
+        match=r"--weights pretrained: .* resnet18 .*\(no connection\).*--weights FILE.* scratch",
+    ):
+        make("resnet18", weights="pretrained")
+    with pytest.raises(InputError, match="timm could not build it"):
+        make("resnet18")
+
+
+def test_an_image_size_the_network_cannot_take():
+    with pytest.raises(
+        InputError, match=r"--network .*does not take images of 8×8|could not build"
+    ):
+        make("inception_v3", size=(8, 8))
+
+
+@pytest.fixture
+def published():
+    """A small network of timm's as its weights are published: with a classifier."""
+    import timm
+
+    torch.manual_seed(3)
+    return timm.create_model("resnet10t", num_classes=7)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "wrapped", "parallel"])
+def test_weights_from_a_file(tmp_path, published, kind):
+    state = published.state_dict()
+    path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pth")
+    if kind == "safetensors":
+        from safetensors.torch import save_file
+
+        save_file(state, path)
+    elif kind == "wrapped":
+        torch.save({"epoch": 3, "state_dict": state}, path)
+    elif kind == "parallel":
+        torch.save({f"module.{key}": tensor for key, tensor in state.items()}, path)
+    else:
+        torch.save(state, path)
+    loaded = make("resnet10t", weights=str(path)).backbone.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.items())
+
+
+def test_files_that_are_not_the_weights(tmp_path, published):
+    def refuse(content, message):
+        path = tmp_path / "weights.pth"
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+        with pytest.raises(InputError, match=message):
+            make("resnet10t", weights=str(path))
+
+    state = published.state_dict()
+    refuse(b"nothing", "not a file of weights")
+    refuse([1, 2], "no tensors by name")
+    refuse({"a": 1}, "no tensors by name")
+    refuse({"a": torch.zeros(1)}, r"not the weights of resnet10t \(conv1.* is missing\)")
+    refuse(state | {"conv1.0.weight": torch.zeros(1, 2)}, r"conv1.0.weight is 1×2, wanted is")
+    with pytest.raises(InputError, match=r"--weights .*nowhere.pth: no such file"):
+        make("resnet10t", weights=str(tmp_path / "nowhere.pth"))
+
+
+def test_nothing_in_a_file_of_weights_is_run(tmp_path):
+    import pickle
+
+    class Trap:
+        def __reduce__(self):
+            return (Path(tmp_path / "trapped").touch, ())
+
+    path = tmp_path / "weights.pth"
+    path.write_bytes(pickle.dumps({"a": Trap()}))
+    with pytest.raises(InputError, match="not a file of weights"):
+        make("resnet10t", weights=str(path))
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_positions_of_a_transformer_fit_another_size(tmp_path):
+    import timm
+
+    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "vit.pth")
+    network = make("vit_tiny_patch16_224", size=(64, 64), weights=str(tmp_path / "vit.pth"))
+    assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
+
+
+def test_what_a_network_was_made_for():
+    assert wanted_input("resnet50") == (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert wanted_input("small-cnn") is None
+    with pytest.raises(InputError, match="no such network"):
+        wanted_input("resnot")
