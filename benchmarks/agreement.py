@@ -32,11 +32,11 @@ import machine
 from pseudoloss.config import Settings, request
 from pseudoloss.data import Data, ImageSet, corrupt, open_source
 from pseudoloss.engine import checkpoint
-from pseudoloss.engine import trainer as session_module
+from pseudoloss.engine import trainer as trainer_module
 from pseudoloss.engine.capture import PLAIN_CALLS
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.training import private_chance
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "pls": {},
@@ -65,7 +65,7 @@ NOISY = 0.4  # of the images, behind the warm-up
 BLOCK = 16  # steps whose random numbers are drawn at once: several times in STEPS
 
 
-class Told(Silent):
+class Told(SilentReporter):
     """Remembers notices: a step that could not be captured says so."""
 
     def __init__(self) -> None:
@@ -97,37 +97,37 @@ def run(
     with private_chance():
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
-        session = Session(data, settings, told)
-        state = checkpoint.tensors_of(session.network, session.optimiser, session.memory)
-        for epoch, step in enumerate((session.warm_up_step, session.main_step)):
+        trainer = Trainer(data, settings, told)
+        state = checkpoint.tensors_of(trainer.network, trainer.optimiser, trainer.memory)
+        for epoch, step in enumerate((trainer.warm_up_step, trainer.main_step)):
             if like:
                 for name, tensor in state.items():
                     tensor.copy_(like[epoch].start[name])
             elif epoch:
-                judge(session)
+                judge(trainer)
             if nudge:
-                torch._foreach_mul_(parameters(session), 1 + torch.finfo(torch.float32).eps)
+                torch._foreach_mul_(parameters(trainer), 1 + torch.finfo(torch.float32).eps)
             start = {name: tensor.clone() for name, tensor in state.items()}
             phase = Phase(start, [], torch.empty(0))
-            chance = begin_epoch(session, epoch)
+            chance = begin_epoch(trainer, epoch)
             for i in range(max(steps)):
                 if i % BLOCK == 0:
-                    session._draw(chance)
+                    trainer._draw(chance)
                 step()
                 if i + 1 in steps:
-                    phase.weights.append(flat(parameters(session)))
+                    phase.weights.append(flat(parameters(trainer)))
             for _ in range(PLAIN_CALLS + 2):  # so often that the last one is a replay
-                session.track(epoch)
-            phases.append(phase._replace(losses_N=session.memory.loss_N.double()))
+                trainer.track(epoch)
+            phases.append(phase._replace(losses_N=trainer.memory.loss_N.double()))
         torch.use_deterministic_algorithms(False)
     return phases, told.notices
 
 
-def judge(session: Session) -> None:
+def judge(trainer: Trainer) -> None:
     """What stage 1 and the pseudo-loss would have found, by chance: so early all are trusted in
     full, and perhaps none is noisy."""
-    chance = torch.Generator(session.device).manual_seed(2)
-    memory = session.memory
+    chance = torch.Generator(trainer.device).manual_seed(2)
+    memory = trainer.memory
     memory.noisy_N.copy_(draw(memory.noisy_N, chance) < NOISY)
     trust_N = draw(memory.trust_N, chance)
     memory.trust_N.copy_(torch.where(memory.noisy_N, trust_N, 1))
@@ -137,21 +137,21 @@ def draw(like: Tensor, chance: torch.Generator) -> Tensor:
     return torch.rand(like.shape, generator=chance, device=like.device)
 
 
-def parameters(session: Session) -> list[Tensor]:
-    return [parameter.detach() for parameter in session.network.parameters()]
+def parameters(trainer: Trainer) -> list[Tensor]:
+    return [parameter.detach() for parameter in trainer.network.parameters()]
 
 
 def flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
-def begin_epoch(session: Session, epoch: int) -> torch.Generator:
-    chance = torch.Generator(session.device).manual_seed(epoch)
-    order_N = torch.randperm(len(session.pixels), generator=chance, device=session.device)
-    session.order_SB.copy_(order_N[: session.order_SB.numel()].view_as(session.order_SB))
-    session.step.zero_()
-    session.lr.fill_(session.settings.lr)
-    session.network.train()
+def begin_epoch(trainer: Trainer, epoch: int) -> torch.Generator:
+    chance = torch.Generator(trainer.device).manual_seed(epoch)
+    order_N = torch.randperm(len(trainer.pixels), generator=chance, device=trainer.device)
+    trainer.order_SB.copy_(order_N[: trainer.order_SB.numel()].view_as(trainer.order_SB))
+    trainer.step.zero_()
+    trainer.lr.fill_(trainer.settings.lr)
+    trainer.network.train()
     return chance
 
 
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one variant and few steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    session_module.BLOCK = BLOCK
+    trainer_module.BLOCK = BLOCK
     deadline = time.monotonic() + 60 * args.minutes if args.minutes else math.inf
     data = open_source(args.source)
     train = corrupt(data.train, "symmetric:0.4", 1)

@@ -37,14 +37,14 @@ from torchvision.datasets import ImageFolder
 
 import machine
 from pseudoloss.config import Settings, request
-from pseudoloss.data import Data, Options, find_source
+from pseudoloss.data import Data, ReadOptions, find_source
 from pseudoloss.engine.choices import choose_reader
-from pseudoloss.engine.trainer import Session, see
+from pseudoloss.engine.trainer import Trainer, see
 from pseudoloss.engine.training import private_chance
-from pseudoloss.methods import Batch, Shown
+from pseudoloss.methods import Batch, ViewBatch
 from pseudoloss.methods.mixup import mix
 from pseudoloss.nn.views import CROP_AREA, CROP_RATIO, GREY_CHANCE, HUE, JITTER, JITTER_CHANCE
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 SIZES = ((640, 480), (800, 600), (1024, 768), (1280, 960), (768, 1024), (500, 375))
 CLASSES = 10
@@ -69,7 +69,7 @@ def make_photos(folder: Path, count: int) -> None:
 
 
 def read(folder: Path, settings: Settings) -> Data:
-    listing = find_source(str(folder), Options(hold_out=0))  # ImageFolder holds none out
+    listing = find_source(str(folder), ReadOptions(hold_out=0))  # ImageFolder holds none out
     assert not isinstance(listing, Data)
     reader, seen = choose_reader(listing, settings, "crop")
     return listing.read(reader, seen, settings.images, strict=True)[0]
@@ -91,31 +91,31 @@ def timed(epoch: Any, images: int, device: torch.device, turns: int) -> dict[str
 
 
 def ours(folder: Path, settings: Settings, turns: int, train: bool = True) -> dict[str, Any]:
-    with private_chance(), Session(read(folder, settings), settings, Silent()) as session:
-        device = session.device
+    with private_chance(), Trainer(read(folder, settings), settings, SilentReporter()) as trainer:
+        device = trainer.device
 
         def epoch(turn: int) -> None:
             if train:
-                session.train_epoch(settings.warmup_epochs + turn)
+                trainer.train_epoch(settings.warmup_epochs + turn)
                 return
             chance = torch.Generator(device).manual_seed(turn)
-            order_N = torch.randperm(len(session.pixels), generator=chance, device=device)
-            session.order_SB.copy_(order_N[: session.order_SB.numel()].view_as(session.order_SB))
-            session.step.zero_()
-            session._draw(chance)
-            for _ in session.pixels.batches(session.order_SB):
-                session.method.show(session.views, session._batch(0))
-                session.step += 1
+            order_N = torch.randperm(len(trainer.pixels), generator=chance, device=device)
+            trainer.order_SB.copy_(order_N[: trainer.order_SB.numel()].view_as(trainer.order_SB))
+            trainer.step.zero_()
+            trainer._draw(chance)
+            for _ in trainer.pixels.batches(trainer.order_SB):
+                trainer.method.show(trainer.views, trainer._batch(0))
+                trainer.step += 1
 
-        return timed(epoch, session.steps * settings.batch_size, device, turns)
+        return timed(epoch, trainer.steps * settings.batch_size, device, turns)
 
 
 class ThreeViews:
     """What torchvision makes of one image."""
 
-    def __init__(self, session: Session) -> None:
-        views = session.views
-        stored = session.data.train.size[0]
+    def __init__(self, trainer: Trainer) -> None:
+        views = trainer.views
+        stored = trainer.data.train.size[0]
         numbers = [T.ToTensor(), T.Normalize(views.mean_C.tolist(), views.std_C.tolist())]
         mirror = T.RandomHorizontalFlip()
         self.weak = T.Compose([T.Resize(stored), T.RandomCrop(views.size), mirror, *numbers])
@@ -143,10 +143,10 @@ def usual(
 ) -> dict[str, Any]:
     """The usual loop: a loader that makes three views, and plain calls."""
     plain = replace(settings, accelerate="off", images="host")
-    with private_chance(), Session(read(folder, plain), plain, Silent()) as session:
-        device, method = session.device, session.method
+    with private_chance(), Trainer(read(folder, plain), plain, SilentReporter()) as trainer:
+        device, method = trainer.device, trainer.method
         loader: DataLoader[Any] = DataLoader(
-            WithIndex(str(folder), ThreeViews(session)),
+            WithIndex(str(folder), ThreeViews(trainer)),
             batch_size=settings.batch_size,
             shuffle=True,
             drop_last=True,
@@ -156,7 +156,7 @@ def usual(
         )
 
         def epoch(turn: int) -> None:
-            session.network.train()
+            trainer.network.train()
             for views, index_B in loader:
                 first, second, strong = (
                     view.to(device, non_blocking=True, memory_format=torch.channels_last)
@@ -167,13 +167,13 @@ def usual(
                 index_B = index_B.to(device, non_blocking=True)
                 partner_B = torch.randperm(len(index_B), device=device)
                 lam = torch.rand((), device=device)
-                given_B = session.given_N[index_B]
+                given_B = trainer.given_N[index_B]
                 batch = Batch(index_B, first, given_B, partner_B, lam, index_B[:, None])
-                shown = Shown([first, second], [mix(first, partner_B, lam), strong])
-                seen = see(session.network, shown)
-                session.optimiser.zero_grad(set_to_none=True)
-                method.loss(seen, batch, session.memory).backward()
-                session.optimiser.step()
+                shown = ViewBatch([first, second], [mix(first, partner_B, lam), strong])
+                seen = see(trainer.network, shown)
+                trainer.optimiser.zero_grad(set_to_none=True)
+                method.loss(seen, batch, trainer.memory).backward()
+                trainer.optimiser.step()
 
         return timed(epoch, len(loader) * settings.batch_size, device, turns)
 

@@ -36,7 +36,7 @@ import machine
 from pseudoloss.config import request
 from pseudoloss.data import corrupt, open_source
 from pseudoloss.engine.capture import capture, compiled
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.training import private_chance
 from pseudoloss.nn.views import (
     CROP_AREA,
@@ -49,7 +49,7 @@ from pseudoloss.nn.views import (
     WEAK_DRAWS,
     Views,
 )
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -168,21 +168,21 @@ def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[int
     if quick:
         keep = slice(0, 2 * settings.batch_size)
         train = type(train)(train.images_NCHW[keep], train.given_N[keep], train.classes)
-    session = Session(type(data)(data.name, train), settings, Silent())
-    views, epoch, threads = session.views, settings.warmup_epochs, torch.get_num_threads()
+    trainer = Trainer(type(data)(data.name, train), settings, SilentReporter())
+    views, epoch, threads = trainer.views, settings.warmup_epochs, torch.get_num_threads()
     batches = loader(train.images_NCHW, views, settings.batch_size, workers, pin=False)
 
     def ours() -> None:
-        session.views = views
-        session.train_epoch(epoch)
+        trainer.views = views
+        trainer.train_epoch(epoch)
 
     def fed(beside: int) -> None:
-        session.views = Fed(batches)
+        trainer.views = Fed(batches)
         torch.set_num_threads(beside)
-        session.train_epoch(epoch)
+        trainer.train_epoch(epoch)
         torch.set_num_threads(threads)
 
-    return ours, fed, session.steps * settings.batch_size
+    return ours, fed, trainer.steps * settings.batch_size
 
 
 def take_turns(

@@ -21,9 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import machine
 from pseudoloss.config import request
 from pseudoloss.data import Data, arrays, open_source
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.training import private_chance
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 ROUNDS = 5
 VARIANTS = {
@@ -34,12 +34,12 @@ VARIANTS = {
 }
 
 
-class Loud(Silent):
+class Loud(SilentReporter):
     def notice(self, text: str) -> None:
         print(f"  ({text})", flush=True)
 
 
-class Uncaptured(Session):
+class Uncaptured(Trainer):
     def _captured(self, call: Any, what: str) -> Any:
         return call
 
@@ -66,31 +66,31 @@ def main() -> None:
         for name, (accelerate, captured) in VARIANTS.items():
             values = {"accelerate": accelerate, "corrupt": None, "device": args.device}
             settings = request(args.preset, None, values).settings("default")
-            session = (Session if captured else Uncaptured)(data, settings, Loud())
+            trainer = (Trainer if captured else Uncaptured)(data, settings, Loud())
             start = time.perf_counter()
-            for step in (session.warm_up_step, session.main_step):
+            for step in (trainer.warm_up_step, trainer.main_step):
                 for _ in range(5):
-                    ready(session)
+                    ready(trainer)
                     step()
             for _ in range(4):
-                session.track(settings.epochs)
-                session.validate()
-            wait(session)
+                trainer.track(settings.epochs)
+                trainer.validate()
+            wait(trainer)
             first_call[name] = time.perf_counter() - start
-            sessions[name] = session
-            if session.device.type != "cuda":
+            sessions[name] = trainer
+            if trainer.device.type != "cuda":
                 break
-        for name, session in sessions.items():
+        for name, trainer in sessions.items():
             parts: dict[str, tuple[Callable[[], Any], int]] = {
-                "warm-up step": (session.warm_up_step, args.steps),
-                "step": (session.main_step, args.steps),
-                "tracking pass": (lambda s=session: s.track(s.settings.epochs), 1),
-                "validation": (session.validate, 1),
+                "warm-up step": (trainer.warm_up_step, args.steps),
+                "step": (trainer.main_step, args.steps),
+                "tracking pass": (lambda s=trainer: s.track(s.settings.epochs), 1),
+                "validation": (trainer.validate, 1),
             }
             found: dict[str, list[float]] = {part: [] for part in parts}
             for _ in range(ROUNDS):
                 for part, (call, calls) in parts.items():
-                    found[part].append(timed(session, call, calls))
+                    found[part].append(timed(trainer, call, calls))
             times[name] = {part: median(values) for part, values in found.items()}
         any_session = next(iter(sessions.values()))
         if any_session.device.type == "cuda":
@@ -115,48 +115,48 @@ def random_images(args: argparse.Namespace) -> Data:
     )
 
 
-def ready(session: Session) -> None:
+def ready(trainer: Trainer) -> None:
     """A step needs the numbers of an epoch; here always those of its first step."""
-    session.network.train()
-    session.step.zero_()
-    for _ in zip(range(1), session.pixels.batches(session.order_SB), strict=False):
+    trainer.network.train()
+    trainer.step.zero_()
+    for _ in zip(range(1), trainer.pixels.batches(trainer.order_SB), strict=False):
         pass
 
 
-def timed(session: Session, call: Callable[[], Any], calls: int) -> float:
+def timed(trainer: Trainer, call: Callable[[], Any], calls: int) -> float:
     """Milliseconds of a call."""
-    ready(session)
-    wait(session)
+    ready(trainer)
+    wait(trainer)
     start = time.perf_counter()
     for _ in range(calls):
         call()
-    wait(session)
+    wait(trainer)
     return (time.perf_counter() - start) / calls * 1e3
 
 
-def wait(session: Session) -> None:
-    if session.device.type == "cuda":
-        torch.cuda.synchronize(session.device)
+def wait(trainer: Trainer) -> None:
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize(trainer.device)
 
 
-def arithmetic(session: Session) -> dict[str, int]:
+def arithmetic(trainer: Trainer) -> dict[str, int]:
     """Floating-point operations of each part: a backward pass is two forward passes."""
-    height, width = session.views.size
-    image = torch.zeros(1, session.data.train.channels, height, width, device=session.device)
-    was, session.network.fused = session.network.fused, False
+    height, width = trainer.views.size
+    image = torch.zeros(1, trainer.data.train.channels, height, width, device=trainer.device)
+    was, trainer.network.fused = trainer.network.fused, False
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        session.network.eval()
-        session.network(image)
-    session.network.fused = was
+        trainer.network.eval()
+        trainer.network(image)
+    trainer.network.fused = was
     forward = counter.get_total_flops()
-    batch, method = session.settings.batch_size, session.method
+    batch, method = trainer.settings.batch_size, trainer.method
     contrast = getattr(method, "contrast", False)
     passes = 3 * (2 if contrast else 1) + (2 if method.guess is not None else 0)
     return {
         "warm-up step": 3 * batch * forward,
         "step": passes * batch * forward,
-        "tracking pass": len(session.data.train) * forward,
-        "validation": len(session.data.test or ()) * forward,
+        "tracking pass": len(trainer.data.train) * forward,
+        "validation": len(trainer.data.test or ()) * forward,
     }
 
 

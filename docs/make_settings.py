@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pseudoloss.cli import train_parser
 from pseudoloss.config import NEEDS, PRESETS, Settings, as_flag, as_text, describe_settings, flag
-from pseudoloss.data import Options
+from pseudoloss.data import ReadOptions
 
 HEAD = """# Settings
 
@@ -39,7 +39,7 @@ WHEN = {
     "momentum": "Hardly ever.",
     "weight_decay": "Less for small sets and fine-tuning, more against overfitting.",
     "threshold": "Lower with very many wrong labels; higher if good labels are doubted.",
-    "threshold_on": "For the paper's wording of stage 1.",
+    "threshold_on": "For the paper's messages of stage 1.",
     "noise_metric": "capped-loss if a notice says that stage 1 swings, or at some 80% noise; the "
     "others for comparisons.",
     "gamma": "Nearer to 1 if guesses are certain and wrong.",
@@ -120,7 +120,7 @@ def page() -> str:
         if action.option_strings and action.dest not in (*describe_settings(), "help")
     ]
     for head, is_reading in ((READING, True), (COMMAND, False)):
-        chosen = [action for action in others if hasattr(Options, action.dest) == is_reading]
+        chosen = [action for action in others if hasattr(ReadOptions, action.dest) == is_reading]
         lines += [head, TABLE, *map(_row, chosen), ""]
     lines.append("## Presets\n\n| preset | changes | needs |\n|---|---|---|")
     for name, changes in PRESETS.items():
@@ -133,7 +133,7 @@ def page() -> str:
 def _row(action: Action) -> str:
     """An option that is no setting, as its help describes it."""
     text, default = re.fullmatch(r"(.*?)(?: \(default: (.*)\))?", action.help or "").groups()
-    value = getattr(Options, action.dest) if action.default == SUPPRESS else action.default
+    value = getattr(ReadOptions, action.dest) if action.default == SUPPRESS else action.default
     meaning = f"{text[0].upper()}{text[1:]}."
     shown = default or as_text(value)
     return f"| `{action.option_strings[0]}` | {shown} | {meaning} | {WHEN[action.dest]} |"

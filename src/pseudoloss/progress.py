@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 
-class Teller(AbstractContextManager["Teller"], Protocol):
+class Reporter(AbstractContextManager["Reporter"], Protocol):
     """What the training loop tells, and to whom it may be nothing."""
 
     def say(self, text: str) -> None:
@@ -26,7 +26,7 @@ class Teller(AbstractContextManager["Teller"], Protocol):
     def step(self) -> None: ...
 
 
-class Silent(Teller):
+class SilentReporter(Reporter):
     """Tells nothing."""
 
     def say(self, text: str) -> None: ...
@@ -42,16 +42,16 @@ class Silent(Teller):
     def __exit__(self, *error: object) -> None: ...
 
 
-def beside_output(bar: bool = True) -> "Terminal":
+def beside_output(bar: bool = True) -> "TerminalReporter":
     """Tells on standard error, so that standard output holds results alone; perhaps without a
     bar."""
     console = Console(
         stderr=True, highlight=False, soft_wrap=True, force_terminal=None if bar else False
     )
-    return Terminal(console)
+    return TerminalReporter(console)
 
 
-class Terminal(Teller):
+class TerminalReporter(Reporter):
     """Lines on standard output and, where it is a terminal, a bar below them."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -66,7 +66,7 @@ class Terminal(Teller):
         )
         self.task = self.bar.add_task("starting", total=None)
 
-    def __enter__(self) -> "Terminal":
+    def __enter__(self) -> "TerminalReporter":
         self.bar.start()
         return self
 

@@ -14,9 +14,9 @@ import pandas as pd
 from pseudoloss import __version__
 from pseudoloss.audit.labels import read_labels
 from pseudoloss.config import Settings, as_json
-from pseudoloss.data import Options, Skipped
+from pseudoloss.data import ReadOptions, Skipped
 from pseudoloss.engine.choices import choose_device
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import to_json, write_atomically, write_bytes, write_json
 from pseudoloss.inference.model import Model, load_model
@@ -108,7 +108,7 @@ class Recorded:
     source: str
     settings: Settings
     fingerprint: str
-    options: Options
+    options: ReadOptions
     from_python: bool = False  # the source is a name for data that only Python had
 
 
@@ -152,7 +152,7 @@ class RunFolder:
                 source=config["source"],
                 settings=Settings(**config["settings"]),
                 fingerprint=config["data"]["fingerprint"],
-                options=Options(**config.get("reading", {})),
+                options=ReadOptions(**config.get("reading", {})),
                 from_python=config.get("from_python", False) is True,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -232,9 +232,11 @@ class RunFolder:
                 "when it can, --resume goes on from the last checkpoint"
             ) from error
 
-    def create(self, source: str, from_python: bool, session: Session, options: Options) -> None:
+    def create(
+        self, source: str, from_python: bool, trainer: Trainer, options: ReadOptions
+    ) -> None:
         """Begin a run: write config.json."""
-        data, settings = session.data, session.settings
+        data, settings = trainer.data, trainer.settings
         height, width = data.train.size
         config = {
             "pseudoloss": __version__,

@@ -15,7 +15,7 @@ from pseudoloss.data import scanning as listing
 from pseudoloss.engine import training
 from pseudoloss.engine.training import prepare
 from pseudoloss.errors import InputError
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_the_plan_is_what_training_does(folder, photos, tmp_path, monkeypatch):
     np.savez(tmp_path / "set.npz", images=images, labels=labels)
     for source in (folder, large, tmp_path / "set.npz", "digits"):
         plan = inspect(source).plan
-        prepared = prepare(source, request(None, None, {}), None, {}, Silent())
+        prepared = prepare(source, request(None, None, {}), None, {}, SilentReporter())
         settings, train = prepared.settings, prepared.data.train
         for name in ("network", "weights", "epochs", "batch_size", "lr", "balance_prior"):
             assert getattr(plan, name) == getattr(settings, name)

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pseudoloss.data import FileImages, Options, Reader, find_source
+from pseudoloss.data import ImageFiles, Reader, ReadOptions, find_source
 from pseudoloss.data import scanning as listing
 from pseudoloss.data.decoding import Item
 from pseudoloss.data.images import held_out
-from pseudoloss.data.scanning import Listed, Listing, Parts, list_files
+from pseudoloss.data.scanning import LabelledFiles, Parts, ScannedSource, list_files
 from pseudoloss.errors import InputError
 
 READER = Reader(3, (8, 8))
-ALL = Options(hold_out=0)
+ALL = ReadOptions(hold_out=0)
 TWELVE = [f"{k}/{i}.png" for k in "ab" for i in range(6)]
 
 # ------------------------------------------------------------------------------------ held out
@@ -49,7 +49,7 @@ def test_another_seed_holds_out_others():
 
 def test_held_out_images_depend_on_names_and_seed_alone(photos):
     folder = photos(*TWELVE)
-    found = [find_source(folder, Options(hold_out=0.4), seed) for seed in (1, 1, 2)]
+    found = [find_source(folder, ReadOptions(hold_out=0.4), seed) for seed in (1, 1, 2)]
     assert found[0].test.names == found[1].test.names
     assert found[0].test.names != found[2].test.names
     assert (len(found[0].train), len(found[0].test)) == (8, 4)
@@ -57,7 +57,9 @@ def test_held_out_images_depend_on_names_and_seed_alone(photos):
 
 
 def test_nothing_is_held_out_of_tiny_classes(photos):
-    found = find_source(photos("a/0.png", "a/1.png", "b/0.png", "b/1.png"), Options(hold_out=0.9))
+    found = find_source(
+        photos("a/0.png", "a/1.png", "b/0.png", "b/1.png"), ReadOptions(hold_out=0.9)
+    )
     assert (found.test, found.test_name, found.noisy_test) == (None, "", False)
 
 
@@ -107,7 +109,7 @@ def test_strict_refuses_what_shows_only_when_decoded(photos):
     folder = photos(*TWELVE)
     content = (folder / "a/3.png").read_bytes()
     (folder / "a/3.png").write_bytes(content[:-25])
-    found = find_source(folder, Options(strict=True))
+    found = find_source(folder, ReadOptions(strict=True))
     with pytest.raises(InputError, match=r"a/3.png cannot be read .*without --strict"):
         found.read(READER, 8, "host", True)
 
@@ -151,7 +153,7 @@ def test_images_stay_in_their_files_where_memory_is_short(photos, monkeypatch):
     assert not found.keeps(READER, "auto")
     assert found.keeps(READER, "host")
     data, _ = found.read(READER, 8, "auto", False)
-    assert isinstance(data.train.images_NCHW, FileImages)
+    assert isinstance(data.train.images_NCHW, ImageFiles)
     in_memory, _ = found.read(READER, 8, "host", False)
     assert data.fingerprint() == in_memory.fingerprint()
     images = [torch.from_numpy(READER.read(path)) for path in data.train.images_NCHW.paths]
@@ -178,7 +180,7 @@ def test_the_fingerprint_is_of_content_labels_and_size(photos):
 
 def test_items_are_read_into_memory(monkeypatch):
     item = Item(lambda: Image.new("RGB", (9, 9), (1, 2, 3)))
-    part = Listed((item,) * 4, tuple("wxyz"), ("a", "a", "b", "b"))
+    part = LabelledFiles((item,) * 4, tuple("wxyz"), ("a", "a", "b", "b"))
     found = list_files(Parts("set", {"train": part}), ALL, 1)
     data, _ = found.read(READER, 8, "auto", False)
     assert data.train.images_NCHW[0, :, 0, 0].tolist() == [1, 2, 3]
@@ -210,9 +212,9 @@ def test_odd_files_give_no_warnings_and_leave_the_filters_alone(photos):
 
 
 def test_nothing_to_train_on():
-    part = Listed((), (), ())
+    part = LabelledFiles((), (), ())
     with pytest.raises(InputError, match="x: no images can be read"):
         list_files(Parts("x", {"train": part}), ALL, 1)
     with pytest.raises(InputError, match="x: has no images to train on, only val and test"):
         list_files(Parts("x", {"val": part, "test": part}), ALL, 1)
-    assert Listing("x", part, None).counts == {}
+    assert ScannedSource("x", part, None).counts == {}

@@ -4,9 +4,16 @@ import torch
 import pseudoloss as pl
 from pseudoloss.config import Settings
 from pseudoloss.data import storage as module
-from pseudoloss.data.storage import SLOTS, Resident, Streamed, Together, place, room_for_images
-from pseudoloss.engine.trainer import Session
-from pseudoloss.progress import Silent
+from pseudoloss.data.storage import (
+    SLOTS,
+    ConcatImages,
+    DeviceImages,
+    HostImages,
+    place,
+    room_for_images,
+)
+from pseudoloss.engine.trainer import Trainer
+from pseudoloss.progress import SilentReporter
 
 CPU = torch.device("cpu")
 
@@ -15,7 +22,7 @@ def images(n=23):
     return torch.randint(0, 256, (n, 3, 4, 5), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("kind", [Resident, Streamed])
+@pytest.mark.parametrize("kind", [DeviceImages, HostImages])
 @pytest.mark.parametrize("steps", [1, 2, SLOTS, 2 * SLOTS + 1])
 def test_batches_are_the_images_of_the_order(kind, steps):
     all_images = images(64)
@@ -28,7 +35,7 @@ def test_batches_are_the_images_of_the_order(kind, steps):
             assert torch.equal(batch, all_images[index])
 
 
-@pytest.mark.parametrize("kind", [Resident, Streamed])
+@pytest.mark.parametrize("kind", [DeviceImages, HostImages])
 @pytest.mark.parametrize("size", [1, 5, 23, 100])
 def test_parts_are_all_images_in_order(kind, size):
     all_images = images()
@@ -41,7 +48,7 @@ def test_parts_are_all_images_in_order(kind, size):
 
 def test_sets_one_after_another():
     first, second = images(), images(7)
-    pixels = Together(Resident(first, CPU), Streamed(second, CPU))
+    pixels = ConcatImages(DeviceImages(first, CPU), HostImages(second, CPU))
     parts = [part.clone() for part in pixels.parts(5)]
     assert torch.equal(torch.cat(parts), torch.cat([first, second]))
     assert [len(part) for part in parts] == [5, 5, 5, 5, 3, 5, 2]
@@ -49,7 +56,7 @@ def test_sets_one_after_another():
 
 def test_a_streamed_batch_is_always_the_same_tensor():
     """So that a step that reads it can be captured."""
-    pixels = Streamed(images(), CPU)
+    pixels = HostImages(images(), CPU)
     order = torch.arange(20).view(4, 5)
     places = {pixels.batch(order[i]).data_ptr() for i, _ in enumerate(pixels.batches(order))}
     assert len(places) == 1
@@ -83,24 +90,24 @@ def test_where_images_lie_changes_nothing(tiny_source, tiny_settings):
 def test_streaming_is_said_where_it_was_not_asked_for(tiny_source, tiny_settings, monkeypatch):
     said = []
 
-    class Told(Silent):
+    class Told(SilentReporter):
         def say(self, text):
             said.append(text)
 
     monkeypatch.setattr(module, "room_for_images", lambda device: 0)
-    session = Session(tiny_source, Settings(**tiny_settings), Told())
-    assert session.pixels.streamed
+    trainer = Trainer(tiny_source, Settings(**tiny_settings), Told())
+    assert trainer.pixels.streamed
     assert "The images (0.0 GiB) stay in the host's memory" in said[0]
     assert "The test images" in said[1]
     said.clear()
-    Session(tiny_source, Settings(images="host", **tiny_settings), Told())
+    Trainer(tiny_source, Settings(images="host", **tiny_settings), Told())
     assert said == []
 
 
 def test_tiny_batches_take_one_thread(tiny_source, tiny_settings):
     before = torch.get_num_threads()
     try:
-        Session(tiny_source, Settings(**tiny_settings), Silent())
+        Trainer(tiny_source, Settings(**tiny_settings), SilentReporter())
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

@@ -16,14 +16,14 @@ from pseudoloss.audit.labels import TRUTH
 from pseudoloss.config import Settings
 from pseudoloss.data import corrupt
 from pseudoloss.data.images import with_held_out
-from pseudoloss.data.storage import Resident
+from pseudoloss.data.storage import DeviceImages
 from pseudoloss.engine import training
 from pseudoloss.engine.tracking import noise_metrics, predict
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
 from pseudoloss.methods import metrics, pls
 from pseudoloss.methods.mixture import fit_two_modes
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 N, M = 48, 16
 
@@ -219,36 +219,36 @@ def test_wherever_images_lie_the_table_is_the_same(photos, noise_metric, tiny_se
 def test_both_stages_look_at_all_images_together(chosen, tiny_settings):
     data = source()
     settings = Settings(**(tiny_settings | {"device": "cpu"} | chosen))
-    session = Session(data, settings, Silent())
+    trainer = Trainer(data, settings, SilentReporter())
     for epoch in range(3):
-        session.train_epoch(epoch)
-        session.track(epoch)
-    before = {name: tensor.clone() for name, tensor in session.memory.tensors().items()}
-    images, memory = session.judge_held_out(2)
+        trainer.train_epoch(epoch)
+        trainer.track(epoch)
+    before = {name: tensor.clone() for name, tensor in trainer.memory.tensors().items()}
+    images, memory = trainer.judge_held_out(2)
     assert images is data.test
-    for name, tensor in session.memory.tensors().items():
+    for name, tensor in trainer.memory.tensors().items():
         assert torch.equal(tensor, before[name]), name
 
-    network, views = session.network, session.views
-    logits = torch.cat(list(predict(network, views, session.test_pixels)))
+    network, views = trainer.network, trainer.views
+    logits = torch.cat(list(predict(network, views, trainer.test_pixels)))
     loss = F.cross_entropy(logits, data.test.given_N, reduction="none")
     torch.testing.assert_close(memory.loss_N, loss)
     assert torch.equal(memory.predicted_N.long(), logits.argmax(1))
     pseudo_loss = -(memory.guesses(slice(None)) * logits.log_softmax(1)).sum(1)
     torch.testing.assert_close(memory.pseudo_loss_N, pseudo_loss)
 
-    both = session.memory.followed_by(memory)
+    both = trainer.memory.followed_by(memory)
     pixels = torch.cat([data.train.images_NCHW, data.test.images_NCHW])
     given = torch.cat([data.train.given_N, data.test.given_N])
     name = settings.noise_metric
     values = noise_metrics(
-        [name], network, views, Resident(pixels, session.device), given, both, torch.empty(0)
+        [name], network, views, DeviceImages(pixels, trainer.device), given, both, torch.empty(0)
     )
     low = fit_two_modes(values[name]).low_N
     torch.testing.assert_close(memory.p_noisy_N, 1 - low[N:])
     threshold = settings.threshold
     noisy = 1 - low > threshold if settings.threshold_on == "noisy" else ~(low > threshold)
-    noisy, _ = pls.believe_every_class(noisy, both.loss_N, given, both.classes)
+    noisy, _ = pls.protect_rare_classes(noisy, both.loss_N, given, both.classes)
     assert torch.equal(memory.noisy_N, noisy[N:])
     guesses = both.guesses(slice(None))
     if settings.trust_metric == "threshold":
@@ -274,7 +274,7 @@ def test_the_network_may_see_them_in_any_number_of_parts(tiny_settings, monkeypa
 def test_nothing_about_training_changes(tmp_path, tiny_settings, monkeypatch):
     data = source()
     run = pl.train(data, tmp_path / "with", quiet=True, **tiny_settings)
-    monkeypatch.setattr(Session, "judge_held_out", lambda session, epoch: None)
+    monkeypatch.setattr(Trainer, "judge_held_out", lambda trainer, epoch: None)
     without = pl.train(data, tmp_path / "without", quiet=True, **tiny_settings)
     for name in ("model.safetensors", "best.safetensors"):
         one, other = (tmp_path / folder / name for folder in ("with", "without"))

@@ -16,13 +16,13 @@ import pseudoloss as pl
 from conftest import make_images
 from pseudoloss.cli import main
 from pseudoloss.config import Settings, request
-from pseudoloss.data import FileImages, Reader, find_source
-from pseudoloss.data.storage import Decoded
+from pseudoloss.data import ImageFiles, Reader, find_source
+from pseudoloss.data.storage import FileImages
 from pseudoloss.engine.choices import choose_normalisation, choose_reader
 from pseudoloss.engine.fitting import Pace, choose_settings, epochs_in, fit_to_data, measure_pace
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError, TrainingError
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 NAMES = ("ant", "bee", "cat", "dog")
 QUICK = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "image_size": 8}
@@ -201,14 +201,14 @@ def test_normalisation_is_the_same_wherever_images_lie(photos):
 
 
 def test_a_worker_that_is_killed_is_said_in_one_line(photos, monkeypatch):
-    whole = Session.train_epoch
+    whole = Trainer.train_epoch
 
-    def kill(session, epoch):
+    def kill(trainer, epoch):
         if epoch == 1:
-            os.kill(session.pixels.loader._iterator._workers[0].pid, signal.SIGKILL)
-        return whole(session, epoch)
+            os.kill(trainer.pixels.loader._iterator._workers[0].pid, signal.SIGKILL)
+        return whole(trainer, epoch)
 
-    monkeypatch.setattr(Session, "train_epoch", kill)
+    monkeypatch.setattr(Trainer, "train_epoch", kill)
     with pytest.raises(TrainingError, match=r"decoding images failed \(.*\); --resume goes on"):
         pl.train(photos, quiet=True, images="files", **QUICK)
 
@@ -276,13 +276,13 @@ def test_another_file_is_noticed_when_a_run_goes_on(photos, tmp_path):
 
 
 def test_a_file_that_is_lost_on_the_way_does_not_end_the_run(photos, tmp_path, monkeypatch):
-    whole = Session.train_epoch
+    whole = Trainer.train_epoch
 
-    def lose(session, epoch):
+    def lose(trainer, epoch):
         (photos / "cat" / "003.png").unlink(missing_ok=True)
-        return whole(session, epoch)
+        return whole(trainer, epoch)
 
-    monkeypatch.setattr(Session, "train_epoch", lose)
+    monkeypatch.setattr(Trainer, "train_epoch", lose)
     monkeypatch.setattr("pseudoloss.engine.training.MOST_LOST", 1 / 64)
     run = pl.train(photos, quiet=True, images="files", hold_out=0, **QUICK)
     assert run.finished
@@ -291,14 +291,14 @@ def test_a_file_that_is_lost_on_the_way_does_not_end_the_run(photos, tmp_path, m
 
 
 def test_many_lost_files_end_the_run(photos, monkeypatch):
-    whole = Session.train_epoch
+    whole = Trainer.train_epoch
 
-    def lose(session, epoch):
+    def lose(trainer, epoch):
         for path in photos.rglob("*.png") if epoch else ():
             path.unlink(missing_ok=True)
-        return whole(session, epoch)
+        return whole(trainer, epoch)
 
-    monkeypatch.setattr(Session, "train_epoch", lose)
+    monkeypatch.setattr(Trainer, "train_epoch", lose)
     with pytest.raises(TrainingError, match=r"64 files cannot be read any more .*--resume goes on"):
         pl.train(photos, quiet=True, images="files", hold_out=0, **QUICK)
 
@@ -307,7 +307,7 @@ def test_workers_bring_the_images_of_the_order(photos):
     paths = tuple(sorted(photos.rglob("*.png")))
     reader = Reader(3, (8, 8))
     all_images = torch.stack([torch.from_numpy(reader.read(path)) for path in paths])
-    pixels = Decoded(FileImages(paths, reader, torch.ones(3, 256)), torch.device("cpu"))
+    pixels = FileImages(ImageFiles(paths, reader, torch.ones(3, 256)), torch.device("cpu"))
     assert len(pixels) == 64
     for _ in range(2):
         order = torch.randperm(64)[:60].view(6, 10)
@@ -425,8 +425,8 @@ def test_the_prior_of_an_imbalanced_set_is_that_of_its_labels():
     keep = np.flatnonzero((labels == 0) | (np.arange(64) % 8 == 1))
     data = pl.arrays(images[keep], labels[keep])
     settings = request(None, None, QUICK | {"balance_prior": "given", "batch_size": 4})
-    with Session(data, settings.settings("default"), Silent()) as session:
-        assert session.method.prior_C.tolist() == pytest.approx([2 / 3, 1 / 3])
+    with Trainer(data, settings.settings("default"), SilentReporter()) as trainer:
+        assert trainer.method.prior_C.tolist() == pytest.approx([2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize(("n", "seed"), [(864, 1), (288, 7), (288, 8)])
@@ -466,13 +466,13 @@ def test_the_pace_counts_the_way_of_the_images(photos, monkeypatch):
             clock[0] += 1
             yield batch
 
-    whole = Decoded._decoded
-    monkeypatch.setattr(Decoded, "_decoded", slowly)
+    whole = FileImages._decoded
+    monkeypatch.setattr(FileImages, "_decoded", slowly)
     monkeypatch.setattr("pseudoloss.engine.fitting.time.monotonic", lambda: clock[0])
     listing = find_source(str(photos))
     data, _ = listing.read(Reader(3, (8, 8)), 8, "files", strict=False)
-    with Session(data, request(None, None, QUICK).settings("default"), Silent()) as session:
-        pace = measure_pace(session)
+    with Trainer(data, request(None, None, QUICK).settings("default"), SilentReporter()) as trainer:
+        pace = measure_pace(trainer)
     assert pace == pytest.approx((3, 3, 1, 8 / 56, 0))  # 56 images: three batches, or one part
 
 
@@ -529,13 +529,13 @@ def test_a_step_in_parts_computes_each_part_alone(tiny_source, tiny_settings):
     found = []
     for parts in (1, 4):
         settings = request(None, None, values | {"accumulate": parts}).settings("default")
-        with Session(tiny_source, settings, Silent()) as session:
-            for norm in session.network.modules():
+        with Trainer(tiny_source, settings, SilentReporter()) as trainer:
+            for norm in trainer.network.modules():
                 if isinstance(norm, torch.nn.BatchNorm2d):  # by running statistics, always
                     norm.eval()
                     norm.train = lambda mode: None
-            session.train_epoch(0)
-            found.append(torch.cat([p.detach().flatten() for p in session.network.parameters()]))
+            trainer.train_epoch(0)
+            found.append(torch.cat([p.detach().flatten() for p in trainer.network.parameters()]))
     assert torch.allclose(*found, atol=1e-5)
 
 

@@ -16,10 +16,10 @@ import pseudoloss as pl
 from conftest import make_images
 from pseudoloss.config import Settings
 from pseudoloss.engine import checkpoint
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 from pseudoloss.runs import RunFolder
 
 SETTINGS = {"network": "small-cnn", "batch_size": 32, "epochs": 6, "lr": 0.05, "pad": 0}
@@ -215,7 +215,7 @@ def test_a_run_killed_while_it_began_can_be_begun_again(tmp_path, tiny_source, t
 def test_two_processes_that_begin_at_once(tmp_path, tiny_source, tiny_settings, monkeypatch):
     """The folder was free when this process looked, and taken when it was ready."""
     out = tmp_path / "run"
-    whole = Session.__init__
+    whole = Trainer.__init__
 
     def slow(self, data, settings, *rest):
         whole(self, data, settings, *rest)
@@ -223,7 +223,7 @@ def test_two_processes_that_begin_at_once(tmp_path, tiny_source, tiny_settings, 
             other = tiny_settings | {"seed": 1}
             pl.train(tiny_source, out=out, quiet=True, **other)
 
-    monkeypatch.setattr(Session, "__init__", slow)
+    monkeypatch.setattr(Trainer, "__init__", slow)
     with pytest.raises(InputError, match="another process has begun a run here"):
         pl.train(tiny_source, out=out, quiet=True, **(tiny_settings | {"seed": 2}))
     assert pl.load(out).settings.seed == 1
@@ -365,12 +365,12 @@ def test_a_broken_checkpoint_is_named(begun, tiny_source):
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path, tiny_source, tiny_settings):
-    small = Session(tiny_source, Settings(**tiny_settings), Silent())
+    small = Trainer(tiny_source, Settings(**tiny_settings), SilentReporter())
     path = tmp_path / "last.safetensors"
     tensors = checkpoint.tensors_of(small.network, small.optimiser, small.memory)
     checkpoint.save(path, tensors, {})
     for change in ({"projection": 64}, {"network": "preactresnet18"}):
-        other = Session(tiny_source, Settings(**(tiny_settings | change)), Silent())
+        other = Trainer(tiny_source, Settings(**(tiny_settings | change)), SilentReporter())
         with pytest.raises(InputError, match="not a checkpoint of this run"):
             checkpoint.restore(path, other.network, other.optimiser, other.memory)
 

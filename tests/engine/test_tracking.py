@@ -4,7 +4,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from pseudoloss.data.storage import Resident
+from pseudoloss.data.storage import DeviceImages
 from pseudoloss.engine import tracking
 from pseudoloss.engine.tracking import (
     NOISE_METRICS,
@@ -36,7 +36,7 @@ def setting():
     given = torch.arange(N) % C
     memory = Memory.of(given, C)
     memory.remember_guesses(torch.arange(N), torch.rand(N, C).softmax(1))
-    return network, views, Resident(images, torch.device("cpu")), given, memory
+    return network, views, DeviceImages(images, torch.device("cpu")), given, memory
 
 
 def run(judge_guesses=True, rule=high_loss, threshold=0.5, **options):

@@ -19,12 +19,12 @@ from conftest import make_images
 from pseudoloss.audit.labels import TRUTH
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, arrays, corrupt
-from pseudoloss.engine import trainer as session_module
+from pseudoloss.engine import trainer as trainer_module
 from pseudoloss.engine.choices import choose_device, choose_precision, choose_size
-from pseudoloss.engine.trainer import Session, learning_rate, stream_seed
+from pseudoloss.engine.trainer import Trainer, learning_rate, stream_seed
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.methods.mixture import fit_two_modes
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 # --------------------------------------------------------------------------------- the folder
 
@@ -299,8 +299,8 @@ def test_timing_of_mask_and_trust(tiny_source, tiny_settings, monkeypatch):
         seen.append(judge_guesses)
         return whole(*arguments, judge_guesses=judge_guesses, **options)
 
-    whole = session_module.judge
-    monkeypatch.setattr(session_module, "judge", spy)
+    whole = trainer_module.judge
+    monkeypatch.setattr(trainer_module, "judge", spy)
     run = pl.train(tiny_source, quiet=True, **(tiny_settings | {"epochs": 5, "warmup": 2}))
     assert seen == [False, True, True, True]
     assert run.metrics["noisy"].isna().tolist() == [True, False, False, False, False]
@@ -319,51 +319,51 @@ def test_the_learning_rate_is_the_released_cosine():
 
 
 def test_an_epoch_visits_images_once_and_mixes_with_large_lambda(tiny_source, tiny_settings):
-    session = Session(tiny_source, Settings(**tiny_settings), Silent())
+    trainer = Trainer(tiny_source, Settings(**tiny_settings), SilentReporter())
     visits, lams, partners = [], [], []
 
     def look():
-        batch = session._batch(0)
-        session.step += 1
+        batch = trainer._batch(0)
+        trainer.step += 1
         visits.extend(batch.index_B.tolist())
         lams.append(batch.lam.item())
         partners.append(sorted(batch.partner_B.tolist()))
         assert batch.draws_BK.std() > 0.2
 
-    session.warm_up_step = look
-    session.train_epoch(0)
+    trainer.warm_up_step = look
+    trainer.train_epoch(0)
     assert sorted(visits) == list(range(64))
     assert all(0.5 <= lam <= 1 for lam in lams)
     assert len(set(lams)) == len(lams)
     assert partners == [list(range(16))] * 4
     first = list(visits)
     visits.clear()
-    session.train_epoch(0)
+    trainer.train_epoch(0)
     assert visits == first  # an epoch begun again draws the same numbers
     visits.clear()
-    session.warm_up_step, session.main_step = None, look
-    session.train_epoch(1)
+    trainer.warm_up_step, trainer.main_step = None, look
+    trainer.train_epoch(1)
     assert sorted(visits) == list(range(64))
     assert visits != first
 
 
 def test_without_mixup_lambda_is_one(tiny_source, tiny_settings):
-    session = Session(tiny_source, Settings(mixup=False, **tiny_settings), Silent())
-    session.warm_up_step = lambda: None
-    session.train_epoch(0)
-    assert session._batch(0).lam.item() == 1
+    trainer = Trainer(tiny_source, Settings(mixup=False, **tiny_settings), SilentReporter())
+    trainer.warm_up_step = lambda: None
+    trainer.train_epoch(0)
+    assert trainer._batch(0).lam.item() == 1
 
 
 def test_the_step_is_the_optimisers(tiny_source, tiny_settings):
     """SGD with momentum and decay, as torch.optim does it without our tensors and zero buffers."""
     settings = Settings(method="ce", momentum=0.8, weight_decay=1e-3, **tiny_settings)
-    ours, plain = (Session(tiny_source, settings, Silent()) for _ in range(2))
+    ours, plain = (Trainer(tiny_source, settings, SilentReporter()) for _ in range(2))
     reference = torch.optim.SGD(
         plain.network.parameters(), lr=settings.lr, momentum=0.8, weight_decay=1e-3, foreach=False
     )
     plain.optimiser = reference
-    for session in (ours, plain):
-        session.train_epoch(0)
+    for trainer in (ours, plain):
+        trainer.train_epoch(0)
     for a, b in zip(ours.network.parameters(), plain.network.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -403,12 +403,12 @@ def test_sizes():
 
 
 def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, tiny_source, tiny_settings, monkeypatch):
-    whole = Session.train_epoch
+    whole = Trainer.train_epoch
 
     def fail(self, epoch):
         return math.nan if epoch == 2 else whole(self, epoch)
 
-    monkeypatch.setattr(Session, "train_epoch", fail)
+    monkeypatch.setattr(Trainer, "train_epoch", fail)
     with pytest.raises(TrainingError, match=r"became nan in epoch 3.*epoch 2 is kept.*lower --lr"):
         pl.train(tiny_source, out=tmp_path / "run", quiet=True, **tiny_settings)
     assert (tmp_path / "run" / "checkpoint" / "last.safetensors").exists()
@@ -417,17 +417,17 @@ def test_a_loss_that_becomes_nan_stops_the_run(tmp_path, tiny_source, tiny_setti
 
 def test_weights_that_become_nan_in_the_last_step_are_noticed(tiny_source, tiny_settings):
     """Its loss is that of the weights before it."""
-    session = Session(tiny_source, Settings(**tiny_settings), Silent())
-    whole, steps = session.warm_up_step, []
+    trainer = Trainer(tiny_source, Settings(**tiny_settings), SilentReporter())
+    whole, steps = trainer.warm_up_step, []
 
     def step():
         whole()
         steps.append(1)
-        if len(steps) == session.steps:
-            next(session.network.parameters()).data[0] = math.nan
+        if len(steps) == trainer.steps:
+            next(trainer.network.parameters()).data[0] = math.nan
 
-    session.warm_up_step = step
-    assert math.isnan(session.train_epoch(0))
+    trainer.warm_up_step = step
+    assert math.isnan(trainer.train_epoch(0))
 
 
 def test_a_diverging_run_is_noticed_for_real(tiny_source, tiny_settings):
@@ -449,18 +449,18 @@ def test_a_warm_up_at_chance_is_noticed(tiny_settings, capsys):
 @pytest.mark.parametrize("method", ["pls", "ce", "mixup"])
 def test_a_collapse_behind_the_warm_up_is_noticed(method, monkeypatch):
     """The weights are lost in the last epoch; in the warm-up all was well."""
-    track = Session.track
+    track = Trainer.track
 
-    def lose(session, epoch):
-        if epoch + 1 == session.settings.epochs:
-            for weights in session.network.parameters():
+    def lose(trainer, epoch):
+        if epoch + 1 == trainer.settings.epochs:
+            for weights in trainer.network.parameters():
                 weights.data.zero_()
-        return track(session, epoch)
+        return track(trainer, epoch)
 
     settings = {"preset": "digits-id40", "method": method, "epochs": 3, "warmup": 2}
     healthy = pl.train("digits", quiet=True, **settings).summary["notices"]
     assert not {"warm-up", "end"} & {notice["kind"] for notice in healthy}
-    monkeypatch.setattr(Session, "track", lose)
+    monkeypatch.setattr(Trainer, "track", lose)
     found = pl.train("digits", quiet=True, **settings).summary["notices"]
     (notice,) = (notice for notice in found if notice["kind"] == "end")
     assert notice["text"].startswith("the run ended at chance: its predictions agree with ")
@@ -472,15 +472,15 @@ def test_a_stage_1_that_swings_is_noticed(
     method, tiny_source, tiny_settings, monkeypatch, tmp_path
 ):
     """Though the run is broken off in between. Baselines do not learn from stage 1."""
-    track = Session.track
+    track = Trainer.track
 
-    def swing(session, epoch):
-        stages = track(session, epoch)
-        session.memory.noisy_N.fill_(False)
-        session.memory.noisy_N[: len(session.memory.noisy_N) * (9 if epoch % 2 else 1) // 10] = True
+    def swing(trainer, epoch):
+        stages = track(trainer, epoch)
+        trainer.memory.noisy_N.fill_(False)
+        trainer.memory.noisy_N[: len(trainer.memory.noisy_N) * (9 if epoch % 2 else 1) // 10] = True
         return stages
 
-    monkeypatch.setattr(Session, "track", swing)
+    monkeypatch.setattr(Trainer, "track", swing)
     settings = tiny_settings | {"method": method, "epochs": 6, "warmup": 1}
     out = tmp_path / "run"
     pl.train(tiny_source, out=out, quiet=True, minutes=1e-9, **settings)
@@ -618,7 +618,7 @@ def test_a_device_that_is_too_small_is_said_in_one_line(tiny_source, tiny_settin
     def step(self, epoch):
         raise torch.OutOfMemoryError("a long story\nof blocks")
 
-    monkeypatch.setattr(Session, "train_epoch", step)
+    monkeypatch.setattr(Trainer, "train_epoch", step)
     with pytest.raises(TrainingError, match=r"^the GPU ran out of memory.*--batch-size \(now 16\)"):
         pl.train(tiny_source, quiet=True, **tiny_settings)
 
@@ -638,8 +638,8 @@ def test_a_tracking_pass_is_captured_if_it_is_one_pass(
     tiny_source, tiny_settings, monkeypatch, noise_metric, captured
 ):
     seen = []
-    monkeypatch.setattr(Session, "_captured", lambda _, call, what: seen.append(what) or call)
-    Session(tiny_source, Settings(**tiny_settings, noise_metric=noise_metric), Silent())
+    monkeypatch.setattr(Trainer, "_captured", lambda _, call, what: seen.append(what) or call)
+    Trainer(tiny_source, Settings(**tiny_settings, noise_metric=noise_metric), SilentReporter())
     assert ("tracking pass" in seen) == captured
 
 
@@ -662,12 +662,12 @@ def test_each_stage_can_look_at_another_metric(chosen, tiny_source, tiny_setting
     source = dataclasses.replace(
         tiny_source, train=corrupt(tiny_source.train, "symmetric-exact:0.25", 1)
     )
-    session = Session(source, settings, Silent())
+    trainer = Trainer(source, settings, SilentReporter())
     for epoch in (0, 1):
-        session.train_epoch(epoch)
-        stages = session.track(epoch)
-    memory = session.memory
-    values = session.noise_metrics(settings.noise_metric)[settings.noise_metric]
+        trainer.train_epoch(epoch)
+        stages = trainer.track(epoch)
+    memory = trainer.memory
+    values = trainer.noise_metrics(settings.noise_metric)[settings.noise_metric]
     if settings.noise_metric == "capped-loss":
         cap = math.log(len(source.train.classes))
         assert (memory.loss_N > cap).any()
@@ -680,7 +680,7 @@ def test_each_stage_can_look_at_another_metric(chosen, tiny_source, tiny_setting
         assert torch.equal(memory.trust_N == 1, ~memory.noisy_N | confident)
         assert stages.pseudo_loss is None
     else:
-        values = session.guess_metrics()[settings.trust_metric]
+        values = trainer.guess_metrics()[settings.trust_metric]
         second = fit_two_modes(values, memory.noisy_N)
         torch.testing.assert_close(memory.trust_N, second.low_N)
 
@@ -744,13 +744,13 @@ def test_views_that_are_the_same_cannot_be_compared(tiny_source, tiny_settings):
 def test_a_run_lets_go_of_its_session(tiny_source, tiny_settings, monkeypatch):
     """Or captured calls would keep its images and graphs on the device for a while."""
     alive = []
-    whole = Session.__init__
+    whole = Trainer.__init__
 
     def remember(self, *arguments):
         whole(self, *arguments)
         alive.append(weakref.ref(self))
 
-    monkeypatch.setattr(Session, "__init__", remember)
+    monkeypatch.setattr(Trainer, "__init__", remember)
     gc.disable()
     try:
         run = pl.train(tiny_source, quiet=True, **tiny_settings)
@@ -764,7 +764,7 @@ def test_a_step_that_cannot_be_compiled_is_a_plain_one(tiny_source, tiny_setting
     """And is said to be, once; the result is that of plain calls."""
     said = []
 
-    class Told(Silent):
+    class Told(SilentReporter):
         def notice(self, text):
             said.append(text)
 
@@ -774,9 +774,9 @@ def test_a_step_that_cannot_be_compiled_is_a_plain_one(tiny_source, tiny_setting
 
         return call
 
-    plain = Session(tiny_source, Settings(**tiny_settings), Silent())
-    other = Session(tiny_source, Settings(**tiny_settings), Told())
-    monkeypatch.setattr(session_module, "compiled", broken)
+    plain = Trainer(tiny_source, Settings(**tiny_settings), SilentReporter())
+    other = Trainer(tiny_source, Settings(**tiny_settings), Told())
+    monkeypatch.setattr(trainer_module, "compiled", broken)
     monkeypatch.setattr(other, "_captured", lambda call, what: call)
     other.accelerate = "auto"
     other.warm_up_step = other._step(other.method.warm_up)

@@ -14,7 +14,7 @@ import torch
 
 import pseudoloss as pl
 from pseudoloss.engine import checkpoint
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.writer import Writer
 from pseudoloss.errors import TrainingError
 from pseudoloss.files import from_safetensors
@@ -115,7 +115,7 @@ def test_steps_after_the_snapshot_do_not_show_in_it(
 ):
     """Each epoch is written after all steps of the next one, and yet as it was."""
     save, add_metrics = checkpoint.save, RunFolder.add_metrics
-    train_epoch = Session.train_epoch
+    train_epoch = Trainer.train_epoch
     trained = [threading.Event() for _ in range(4)]
 
     def run(name, late):
@@ -133,14 +133,14 @@ def test_steps_after_the_snapshot_do_not_show_in_it(
                 assert trained[line["epoch"]].wait(60)
             add_metrics(folder, line)
 
-        def train(session, epoch):
-            loss = train_epoch(session, epoch)
+        def train(trainer, epoch):
+            loss = train_epoch(trainer, epoch)
             trained[epoch].set()
             return loss
 
         monkeypatch.setattr(checkpoint, "save", keep)
         monkeypatch.setattr(RunFolder, "add_metrics", add_late)
-        monkeypatch.setattr(Session, "train_epoch", train)
+        monkeypatch.setattr(Trainer, "train_epoch", train)
         pl.train(tiny_source, out=tmp_path / name, quiet=True, device="cpu", **tiny_settings)
         return kept
 
@@ -162,18 +162,18 @@ def test_steps_after_the_snapshot_do_not_show_in_it(
 
 
 def test_what_is_pending_at_ctrl_c_is_written(tmp_path, tiny_source, tiny_settings, monkeypatch):
-    train_epoch, add_metrics = Session.train_epoch, RunFolder.add_metrics
+    train_epoch, add_metrics = Trainer.train_epoch, RunFolder.add_metrics
 
-    def interrupted(session, epoch):
+    def interrupted(trainer, epoch):
         if epoch == 1:
             raise KeyboardInterrupt
-        return train_epoch(session, epoch)
+        return train_epoch(trainer, epoch)
 
     def slow(folder, line):
         time.sleep(0.3)
         add_metrics(folder, line)
 
-    monkeypatch.setattr(Session, "train_epoch", interrupted)
+    monkeypatch.setattr(Trainer, "train_epoch", interrupted)
     monkeypatch.setattr(RunFolder, "add_metrics", slow)
     with pytest.raises(KeyboardInterrupt):
         pl.train(tiny_source, out=tmp_path / "run", quiet=True, **tiny_settings)
@@ -193,15 +193,15 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on(
             fail()
         save(path, tensors, record)
 
-    train_epoch = Session.train_epoch
+    train_epoch = Trainer.train_epoch
 
-    def train(session, epoch):
+    def train(trainer, epoch):
         begun.append(epoch + 1)
-        return train_epoch(session, epoch)
+        return train_epoch(trainer, epoch)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", full)
-        patch.setattr(Session, "train_epoch", train)
+        patch.setattr(Trainer, "train_epoch", train)
         with pytest.raises(TrainingError, match=r"cannot be written \(No space left on") as error:
             pl.train(tiny_source, out=tmp_path / "run", quiet=True, **tiny_settings)
     assert "\n" not in str(error.value)
@@ -215,13 +215,13 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on(
 
 
 def test_a_folder_that_is_gone(tmp_path, tiny_source, tiny_settings, monkeypatch):
-    train_epoch = Session.train_epoch
+    train_epoch = Trainer.train_epoch
 
-    def remove(session, epoch):
+    def remove(trainer, epoch):
         shutil.rmtree(tmp_path / "run")
-        return train_epoch(session, epoch)
+        return train_epoch(trainer, epoch)
 
-    monkeypatch.setattr(Session, "train_epoch", remove)
+    monkeypatch.setattr(Trainer, "train_epoch", remove)
     with pytest.raises(TrainingError, match=r"run: cannot be written \(No such file"):
         pl.train(tiny_source, out=tmp_path / "run", quiet=True, **(tiny_settings | {"epochs": 1}))
 

@@ -358,7 +358,7 @@ def test_a_class_of_which_no_label_is_believed_keeps_its_lower_losses():
     labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 3])
     loss = torch.tensor([0.1, 0.2, 0.1, 3.0, 0.3, 2.0, 4.0, 3.0, 0.1])
     noisy = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 0], dtype=torch.bool)
-    found, lost = pls.believe_every_class(noisy, loss, labels, 4)
+    found, lost = pls.protect_rare_classes(noisy, loss, labels, 4)
     assert lost.tolist() == [False, True, False, False]  # no image is of class 2
     assert found.nonzero().flatten().tolist() == [3, 6]
     assert noisy.sum() == 4  # as it was
@@ -368,7 +368,7 @@ def test_where_most_labels_are_taken_for_wrong_none_is_spared():
     """That is a collapse, or very much noise."""
     labels = torch.tensor([0, 0, 1, 1])
     noisy = torch.tensor([False, True, True, True])
-    found, lost = pls.believe_every_class(noisy, torch.rand(4), labels, 2)
+    found, lost = pls.protect_rare_classes(noisy, torch.rand(4), labels, 2)
     assert torch.equal(found, noisy)
     assert not lost.any()
 
@@ -379,6 +379,6 @@ def test_with_a_believed_label_in_every_class_nothing_changes(seed):
     labels = torch.arange(60) % 6
     noisy = torch.rand(60, generator=chance) < 0.6
     noisy[:6] = False
-    found, lost = pls.believe_every_class(noisy, torch.rand(60, generator=chance), labels, 6)
+    found, lost = pls.protect_rare_classes(noisy, torch.rand(60, generator=chance), labels, 6)
     assert torch.equal(found, noisy)
     assert not lost.any()

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from pseudoloss.config import OWN, Settings
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.nn.networks import build
 from pseudoloss.nn.ops import Beside, Flow, Folded, Fused, Plain, weights_in
-from pseudoloss.progress import Silent
+from pseudoloss.progress import SilentReporter
 
 pytest.importorskip("triton")
 
@@ -189,8 +189,8 @@ def test_downsample(size):
     norm, plain_norm = nn.BatchNorm2d(12), nn.BatchNorm2d(12)
     x = flow(image(4, C, *size), groups=2, free=1)
     weights = [conv.weight, shortcut.weight]
-    how = fused(conv, shortcut, groups=2, free=1)
-    out, skip = how.downsample(conv, norm, shortcut, x)
+    ops = fused(conv, shortcut, groups=2, free=1)
+    out, skip = ops.downsample(conv, norm, shortcut, x)
     loss = (out.graded**2).sum() + (skip.graded**3).sum()
     found = [out.images, skip.images, *torch.autograd.grad(loss, [x.graded, *weights])]
     wide = x.images.clone().requires_grad_()
@@ -247,7 +247,7 @@ def test_all_gradients_are_cast_by_one_kernel(name, precision, monkeypatch):
         copy_all(into, tensors)
 
     monkeypatch.setattr(torch, "_foreach_copy_", copy)
-    (logits, projected), *_ = network.together(torch.randn(4, 3, 16, 16))
+    (logits, projected), *_ = network.forward_views(torch.randn(4, 3, 16, 16))
     (logits.sum() + projected.sum()).backward()
     assert len(lists) == 2  # there and back
     for strides in lists:
@@ -274,12 +274,12 @@ def test_views_together_are_views_one_by_one(name, count, free, channels, size):
 
     def everything(network):
         dtype = next(network.parameters()).dtype
-        outputs = network.together(*(view.to(dtype) for view in views), free=free)
+        outputs = network.forward_views(*(view.to(dtype) for view in views), free=free)
         assert [part.requires_grad for part, _ in outputs] == [i >= free for i in range(count)]
         loss = sum((logits**2).sum() + projected.sum() for logits, projected in outputs[free:])
         loss.backward()
         gradients = [p.grad for p in network.parameters()]
-        with torch.no_grad(), network.unchanging():
+        with torch.no_grad(), network.frozen():
             tested = network(views[0].to(dtype))
         return [*chain(*outputs), *gradients, *network.buffers(), *tested]
 
@@ -293,13 +293,14 @@ def test_views_together_are_views_one_by_one(name, count, free, channels, size):
 def test_a_fused_session_trains_as_a_plain_one(tiny_source, tiny_settings, changes):
     """Steps of both phases with all views in one pass, and a tracking pass by folded norms."""
     plain, fused = (
-        Session(tiny_source, Settings(**(tiny_settings | changes)), Silent()) for _ in range(2)
+        Trainer(tiny_source, Settings(**(tiny_settings | changes)), SilentReporter())
+        for _ in range(2)
     )
     fused.network.fused = True
     for epoch in (0, 1):
         assert fused.train_epoch(epoch) == pytest.approx(plain.train_epoch(epoch), rel=1e-4)
-        for session in (plain, fused):
-            session.track(epoch)
+        for trainer in (plain, fused):
+            trainer.track(epoch)
         torch.testing.assert_close(fused.memory.loss_N, plain.memory.loss_N, rtol=1e-3, atol=1e-3)
         assert torch.equal(fused.memory.noisy_N, plain.memory.noisy_N)
     assert fused.validate() == plain.validate()

@@ -116,7 +116,7 @@ def train(words: list[str]) -> None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
     known = (*setting_types(), *READING)
     explicit = {name: value for name, value in vars(args).items() if name in known}
-    from pseudoloss.engine import messages as wording
+    from pseudoloss.engine import messages as messages
     from pseudoloss.engine.training import train as run_training
 
     try:
@@ -133,10 +133,10 @@ def train(words: list[str]) -> None:
             **explicit,
         )
     except KeyboardInterrupt:
-        hint = f"interrupted; go on with: {wording.resume_command(args.out)}"
+        hint = f"interrupted; go on with: {messages.resume_command(args.out)}"
         raise KeyboardInterrupt(hint if args.out.exists() else "interrupted") from None
     if run.finished and not args.quiet:
-        print(wording.what_next(args.out))
+        print(messages.what_next(args.out))
 
 
 def inspect(words: list[str]) -> None:
@@ -174,14 +174,14 @@ def inspect(words: list[str]) -> None:
 
     from pseudoloss.cli import inspection
     from pseudoloss.files import to_json
-    from pseudoloss.progress import Terminal
+    from pseudoloss.progress import TerminalReporter
 
-    with Terminal(Console(stderr=True)) as teller:
+    with TerminalReporter(Console(stderr=True)) as reporter:
         found = inspection.inspect(
             args.source,
             duplicates=args.duplicates,
             limit=args.limit,
-            progress=teller.progress,
+            progress=reporter.progress,
             **reading,
         )
     print(to_json(asdict(found), indent=2) if args.json else inspection.report(found))
@@ -221,7 +221,7 @@ def predict(words: list[str]) -> None:
     from pseudoloss.files import refuse_existing
     from pseudoloss.inference import predictions
     from pseudoloss.paths import as_path
-    from pseudoloss.progress import Silent, beside_output
+    from pseudoloss.progress import SilentReporter, beside_output
     from pseudoloss.runs import open_model
 
     if args.out is not None:
@@ -236,15 +236,15 @@ def predict(words: list[str]) -> None:
     predictions.check_top(args.top, len(model.classes))
     output = sys.stdout  # before a bar on standard error takes its place
     bar = args.out is not None or not output.isatty()
-    teller = Silent() if args.quiet else beside_output(bar)
+    reporter = SilentReporter() if args.quiet else beside_output(bar)
     ending = "jsonl" if args.out is not None and args.out.suffix == ".jsonl" else "csv"
     options: dict[str, Any] = {
         "form": args.format or ending,
         "top": args.top,
         "probabilities": args.probabilities,
-        "teller": teller,
+        "reporter": reporter,
     }
-    with teller:
+    with reporter:
         if args.out is None:
             predictions.write_predictions(model, paths, output, **options)
         else:
@@ -275,8 +275,8 @@ def evaluate(words: list[str]) -> None:
     _add_columns(parser.add_argument_group("Tables of images"))
     args = parser.parse(words)
     columns = {name: value for name, value in vars(args).items() if name.endswith("_column")}
-    from pseudoloss.data import Options
-    from pseudoloss.engine import messages as wording
+    from pseudoloss.data import ReadOptions
+    from pseudoloss.engine import messages as messages
     from pseudoloss.files import new_folder, refuse_existing, to_json
     from pseudoloss.inference.evaluation import evaluate as compare
     from pseudoloss.paths import as_path
@@ -286,12 +286,12 @@ def evaluate(words: list[str]) -> None:
     if args.out is not None:
         refuse_existing(as_path(args.out, "--out"))
     model = open_model(args.run, args.best, args.device)
-    with beside_output() as teller:
-        found = compare(model, args.source, args.part, Options(**columns), teller.progress)
+    with beside_output() as reporter:
+        found = compare(model, args.source, args.part, ReadOptions(**columns), reporter.progress)
     if args.out is not None:
         with new_folder(args.out) as folder:
             found.write(folder)
-    print(to_json(found.summary(), indent=2) if args.json else wording.evaluated(found))
+    print(to_json(found.summary(), indent=2) if args.json else messages.evaluated(found))
     if args.out is not None and not args.json:
         print(f"\nwritten: {args.out}/: evaluation.json, classes.csv, confusion.csv, …")
 
@@ -317,10 +317,10 @@ def export(words: list[str]) -> None:
     args = parser.parse(words)
     if args.out is None:
         raise InputError("--out is missing: name the folder to write, such as --out model")
-    from pseudoloss.engine import messages as wording
+    from pseudoloss.engine import messages as messages
     from pseudoloss.inference.export import export_run
 
-    print(wording.exported(export_run(args.run, args.out, args.format, args.best)))
+    print(messages.exported(export_run(args.run, args.out, args.format, args.best)))
 
 
 def presets(words: list[str]) -> None:
@@ -415,7 +415,7 @@ def train_parser(preset: str | None) -> Parser:
     return parser
 
 
-# How image files are read: the fields of `pseudoloss.data.Options`.
+# How image files are read: the fields of `pseudoloss.data.ReadOptions`.
 READING = ("test", "hold_out", "strict", "fit", "path_column", "label_column", "split_column")
 
 

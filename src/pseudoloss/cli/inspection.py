@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pseudoloss.config import Settings, as_flag, request
-from pseudoloss.data import Data, ImageSet, Listing, Options, Skipped, Source, find_source
+from pseudoloss.data import Data, ImageSet, ReadOptions, ScannedSource, Skipped, Source, find_source
 from pseudoloss.data.decoding import (
     Entry,
     Header,
@@ -22,7 +22,7 @@ from pseudoloss.data.decoding import (
     header,
 )
 from pseudoloss.data.images import check_counts
-from pseudoloss.data.scanning import Listed, Progress, for_each, no_progress
+from pseudoloss.data.scanning import LabelledFiles, Progress, for_each, no_progress
 from pseudoloss.data.storage import choose_place
 from pseudoloss.engine.choices import choose_device, choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings
@@ -148,16 +148,16 @@ def inspect(
             the headers of files are read.
         limit: how many files, or pictures, are named of each kind.
         progress: is told how far it has come.
-        reading: any of `Options`.
+        reading: any of `ReadOptions`.
     """
     if limit < 0:
         raise InputError(f"--limit must be 0 or more, not {limit}")
-    options = Options(**reading)
+    options = ReadOptions(**reading)
     # A report tells of broken files, however strict training will be.
     found = find_source(source, replace(options, strict=False), Settings.seed, progress)
     settings = choose_settings(found, request(None, None, {})).settings
     skipped: list[Skipped] = []
-    if isinstance(found, Listing):
+    if isinstance(found, ScannedSource):
         seen, skipped = _look_at_files(found, duplicates, progress)
         names: Sequence[str] = found.classes
     else:
@@ -195,11 +195,14 @@ def inspect(
 
 
 def _look_at_files(
-    listing: Listing, decode: bool, progress: Progress
+    listing: ScannedSource, decode: bool, progress: Progress
 ) -> tuple[list[Seen], list[Skipped]]:
     seen: list[Seen] = []
     skipped = list(listing.skipped)
-    parts: list[tuple[str, Listed | None]] = [("train", listing.train), ("test", listing.test)]
+    parts: list[tuple[str, LabelledFiles | None]] = [
+        ("train", listing.train),
+        ("test", listing.test),
+    ]
     for part, listed in parts:
         if listed is None:
             continue
@@ -321,9 +324,11 @@ def _problems(classes: dict[str, int], images: int, settings: Settings) -> list[
     return found
 
 
-def _plan(source: Source, found: Data | Listing, settings: Settings, options: Options) -> Plan:
+def _plan(
+    source: Source, found: Data | ScannedSource, settings: Settings, options: ReadOptions
+) -> Plan:
     device = choose_device(settings.device)
-    if isinstance(found, Listing):
+    if isinstance(found, ScannedSource):
         reader, pixels = choose_reader(found, settings, options.fit)
         channels, stored, size = reader.channels, reader.size, (pixels, pixels)
         memory, keeps = found.needs(reader), found.keeps(reader, settings.images)
@@ -353,7 +358,7 @@ def _plan(source: Source, found: Data | Listing, settings: Settings, options: Op
     )
 
 
-def _command(source: Source, options: Options) -> str:
+def _command(source: Source, options: ReadOptions) -> str:
     given = {
         field.name: getattr(options, field.name)
         for field in fields(options)

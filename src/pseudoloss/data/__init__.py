@@ -2,18 +2,18 @@
 
 from pseudoloss.data.corruption import corrupt
 from pseudoloss.data.decoding import Reader
-from pseudoloss.data.images import OUT, Data, FileImages, ImageSet, arrays, to_pixels
-from pseudoloss.data.scanning import Listing, Options, Skipped
+from pseudoloss.data.images import OUT, Data, ImageFiles, ImageSet, arrays, to_pixels
+from pseudoloss.data.scanning import ReadOptions, ScannedSource, Skipped
 from pseudoloss.data.sources import Source, absolute, find_source, open_source
 
 __all__ = [
     "OUT",
     "Data",
-    "FileImages",
+    "ImageFiles",
     "ImageSet",
-    "Listing",
-    "Options",
+    "ReadOptions",
     "Reader",
+    "ScannedSource",
     "Skipped",
     "Source",
     "absolute",

@@ -14,7 +14,7 @@ import torch
 from pseudoloss.config import did_you_mean
 from pseudoloss.data import label_files
 from pseudoloss.data import pools as pool
-from pseudoloss.data.images import OUT, FileImages, ImageSet
+from pseudoloss.data.images import OUT, ImageFiles, ImageSet
 from pseudoloss.errors import InputError
 
 BLOCK = 5  # classes that asymmetric-blocks takes together
@@ -59,7 +59,7 @@ def corrupt(
         return changed
     random = np.random.default_rng([seed, 0xC2])
     drawn = pool.draw(pool_place, len(out), images.size, images.channels, random, tell)
-    if isinstance(images.images_NCHW, FileImages):
+    if isinstance(images.images_NCHW, ImageFiles):
         raise InputError(
             f"--pool {pool_place}: images that stay in their files cannot be replaced; "
             "--images host reads them into memory"

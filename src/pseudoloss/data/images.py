@@ -18,7 +18,7 @@ OUT = -1  # the truth about an image that belongs to no class
 
 
 @dataclass(frozen=True)
-class FileImages:
+class ImageFiles:
     """N images that stay in their files, and are decoded when they are needed (pixels.py)."""
 
     paths: tuple[Path, ...]
@@ -46,7 +46,7 @@ class ImageSet:
     evaluation alone; nothing that trains is ever handed it.
     """
 
-    images_NCHW: Tensor | FileImages  # uint8, 1 or 3 channels
+    images_NCHW: Tensor | ImageFiles  # uint8, 1 or 3 channels
     given_N: Tensor  # int64, 0 to C-1; may be wrong
     classes: tuple[str, ...]
     true_N: Tensor | None = None
@@ -116,7 +116,7 @@ class Data:
             if part is None:
                 continue
             images = part.images_NCHW
-            if part.digest or isinstance(images, FileImages):
+            if part.digest or isinstance(images, ImageFiles):
                 digest.update(f"{tuple(images.shape)} {part.digest}".encode())
             for tensor in (None if part.digest else images, part.given_N, part.true_N):
                 if isinstance(tensor, Tensor):
@@ -129,7 +129,7 @@ class Data:
         if self.mean:
             return self.mean, self.std
         images = self.train.images_NCHW
-        if isinstance(images, FileImages):
+        if isinstance(images, ImageFiles):
             return channel_statistics(images.levels_CV)
         return channel_statistics(levels_of(images))
 

@@ -1,8 +1,8 @@
 """Image files with a label each: listed first, read when it is known what is wanted of them.
 
-A folder, a table, a published set or a data set of others becomes a `Listing`. Its headers tell how
-large and how coloured the images are, which settings depend on; then `read` decodes them, or leaves
-them to be decoded in every epoch.
+A folder, a table, a published set or a dataset of another library becomes a `ScannedSource`. The
+file headers tell image sizes and colours, on which settings depend; then `read` decodes the images,
+or leaves them to be decoded in every epoch.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from pseudoloss.data.decoding import (
     hushed,
     shown,
 )
-from pseudoloss.data.images import OUT, Data, FileImages, ImageSet, held_out, in_order
+from pseudoloss.data.images import OUT, Data, ImageFiles, ImageSet, held_out, in_order
 from pseudoloss.errors import InputError
 
 LARGE = 64  # pixels: images whose shorter side is longer than this are photographs
@@ -49,7 +49,7 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """How a source is to be read. Written to config.json, as it belongs to the source.
 
     Attributes:
@@ -86,7 +86,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Listed:
+class LabelledFiles:
     """Images with a label each."""
 
     paths: tuple[Entry, ...]  # most often files
@@ -100,9 +100,9 @@ class Listed:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def where(self, keep: Sequence[bool] | np.ndarray) -> "Listed":
+    def where(self, keep: Sequence[bool] | np.ndarray) -> "LabelledFiles":
         chosen = np.flatnonzero(np.asarray(keep)).tolist()
-        return Listed(
+        return LabelledFiles(
             tuple(self.paths[i] for i in chosen),
             tuple(self.names[i] for i in chosen),
             tuple(self.labels[i] for i in chosen),
@@ -124,7 +124,7 @@ class Parts(NamedTuple):
     """The images of a source by part, none looked at yet."""
 
     name: str  # of the source
-    listed: dict[str, Listed]  # "train" and, if they are there, "val" and "test"
+    listed: dict[str, LabelledFiles]  # "train" and, if they are there, "val" and "test"
     recipe: Recipe | None = None
 
 
@@ -137,12 +137,12 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Listing:
+class ScannedSource:
     """What a source of images holds, none of it decoded yet."""
 
     name: str
-    train: Listed
-    test: Listed | None
+    train: LabelledFiles
+    test: LabelledFiles | None
     test_name: str = ""  # how the run calls the test images
     noisy_test: bool = False  # whether their labels may be wrong too
     skipped: tuple[Skipped, ...] = ()
@@ -177,7 +177,7 @@ class Listing:
         return "finetune" if self.typical_side > LARGE else "scratch"
 
     @property
-    def parts(self) -> list[Listed]:
+    def parts(self) -> list[LabelledFiles]:
         return [part for part in (self.train, self.test) if part is not None]
 
     def needs(self, reader: Reader) -> int:
@@ -252,8 +252,8 @@ class Listing:
 
 
 def list_files(
-    source: Parts, options: Options, seed: int, progress: Progress = no_progress
-) -> Listing:
+    source: Parts, options: ReadOptions, seed: int, progress: Progress = no_progress
+) -> ScannedSource:
     """A listing of the parts of a source.
 
     Files whose headers cannot be read are left out. Accuracy is measured on "val", else on "test",
@@ -275,7 +275,7 @@ def list_files(
     if options.hold_out and (part is not None or options.test is not None):
         other = f"{name} has a {part} part" if part is not None else f"--test {options.test}"
         raise InputError(f"--hold-out: there are test images already ({other})")
-    test: Listed | None = None
+    test: LabelledFiles | None = None
     test_name = ""
     if part is not None:
         test, _, more = _with_headers(parts[part], f"headers of {part}", progress)
@@ -294,12 +294,15 @@ def list_files(
         test, test_name = None, ""
     noisy_test = part is None and test is not None
     noted = (tuple(skipped), tuple(headers), lost)
-    return Listing(name, train, test, test_name, noisy_test, *noted, recipe)
+    return ScannedSource(name, train, test, test_name, noisy_test, *noted, recipe)
 
 
 def with_test(
-    listing: Listing, test: Listed, options: Options, progress: Progress = no_progress
-) -> Listing:
+    listing: ScannedSource,
+    test: LabelledFiles,
+    options: ReadOptions,
+    progress: Progress = no_progress,
+) -> ScannedSource:
     """A listing with the test images that `options` names."""
     loose = _without_class(test)
     test, _, skipped = _with_headers(test, "headers of test images", progress)
@@ -317,7 +320,7 @@ def with_test(
     )
 
 
-def _lost(part: Listed, kept: Listed, skipped: Sequence[Skipped]) -> dict[str, str]:
+def _lost(part: LabelledFiles, kept: LabelledFiles, skipped: Sequence[Skipped]) -> dict[str, str]:
     """Classes of which no image is left, and why."""
     reasons = {entry.path: entry.reason for entry in skipped}
     there = {*kept.labels, ""}  # "": of an item that could not be asked for its label
@@ -336,7 +339,7 @@ def _refuse_lost(lost: dict[str, str], where: str) -> None:
         )
 
 
-def _refuse_other_classes(test: Listed, known: set[str], where: str) -> None:
+def _refuse_other_classes(test: LabelledFiles, known: set[str], where: str) -> None:
     for name, label in zip(test.names, test.labels, strict=True):
         if label not in known:
             raise InputError(f"{where}: {name} has the class {label}, which no training image has")
@@ -349,7 +352,7 @@ def refuse(skipped: Skipped, name: str) -> NoReturn:
     )
 
 
-def _without_class(part: Listed) -> list[Skipped]:
+def _without_class(part: LabelledFiles) -> list[Skipped]:
     return [Skipped(name, "lies in no folder of a class") for name in part.loose]
 
 
@@ -379,8 +382,8 @@ def _half_of_the_memory() -> int:
 
 
 def _with_headers(
-    part: Listed, what: str, progress: Progress
-) -> tuple[Listed, list[Header], list[Skipped]]:
+    part: LabelledFiles, what: str, progress: Progress
+) -> tuple[LabelledFiles, list[Header], list[Skipped]]:
     found = for_each(part.paths, header, what, progress)
     skipped = [
         Skipped(name, result.args[0])
@@ -392,8 +395,8 @@ def _with_headers(
 
 
 def _decoded(
-    part: Listed, reader: Reader, keep: bool, what: str, progress: Progress
-) -> tuple[Tensor | FileImages, str, np.ndarray, list[Skipped]]:
+    part: LabelledFiles, reader: Reader, keep: bool, what: str, progress: Progress
+) -> tuple[Tensor | ImageFiles, str, np.ndarray, list[Skipped]]:
     """The images of a part, in memory or as files, and their digest; which of its files they are,
     and the others."""
     room = np.empty((len(part) if keep else 0, reader.channels, *reader.size), np.uint8)
@@ -427,7 +430,7 @@ def _decoded(
             if to != i:
                 room[to] = room[i]
         return torch.from_numpy(room[: kept.sum()]), digest, kept, skipped
-    images = FileImages(cast(Any, part.where(kept).paths), reader, torch.from_numpy(levels_CV))
+    images = ImageFiles(cast(Any, part.where(kept).paths), reader, torch.from_numpy(levels_CV))
     return images, digest, kept, skipped
 
 

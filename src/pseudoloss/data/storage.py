@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pseudoloss.data.decoding import UnreadableError
-from pseudoloss.data.images import FileImages
+from pseudoloss.data.images import ImageFiles
 from pseudoloss.errors import TrainingError
 
 ALL = slice(None)
@@ -23,13 +23,13 @@ SLOTS = 3  # batches on their way to the device
 MOST_OF_THE_DEVICE = 0.4  # share of its free memory that images may take; the rest is for training
 
 
-class InParts(Protocol):
+class ImageParts(Protocol):
     """Images to look at, in their order."""
 
     def parts(self, size: int) -> Iterator[Tensor]: ...
 
 
-class Resident:
+class DeviceImages:
     """All on the device: a batch is picked there, inside a step."""
 
     streamed = False
@@ -54,7 +54,7 @@ class Resident:
         yield from self.images_NCHW.split(size)
 
 
-class Streamed(Resident):
+class HostImages(DeviceImages):
     """In the host's memory: batches are copied to the device while those before are trained on."""
 
     streamed = True
@@ -62,7 +62,7 @@ class Streamed(Resident):
     def __init__(self, images_NCHW: Tensor, device: torch.device) -> None:
         self.images_NCHW = images_NCHW
         self.device = device
-        self.ways: dict[int, _Way] = {}
+        self.ways: dict[int, PinnedRing] = {}
         self.now_BCHW: Tensor | None = None
 
     def batches(self, order_SB: Tensor) -> Iterator[None]:
@@ -82,23 +82,23 @@ class Streamed(Resident):
         slices = [slice(start, min(start + size, N)) for start in range(0, N, size)]
         yield from self._carried(self._way(min(size, N)), slices)
 
-    def _carried(self, way: "_Way", places: Sequence[Tensor | slice]) -> Iterator[Tensor]:
+    def _carried(self, way: "PinnedRing", places: Sequence[Tensor | slice]) -> Iterator[Tensor]:
         return way.carry(self.images_NCHW, places)
 
-    def _way(self, size: int) -> "_Way":
+    def _way(self, size: int) -> "PinnedRing":
         if size not in self.ways:
-            self.ways[size] = _Way((size, *self.images_NCHW.shape[1:]), self.device)
+            self.ways[size] = PinnedRing((size, *self.images_NCHW.shape[1:]), self.device)
         return self.ways[size]
 
 
-class Decoded(Streamed):
-    """In their files: worker processes decode batches ahead, and the copies go as in `Streamed`.
+class FileImages(HostImages):
+    """In their files: worker processes decode batches ahead, and the copies go as in `HostImages`.
 
     A file that cannot be read any more (all were, when the run began) gives a black image; `lost`
     has its index.
     """
 
-    def __init__(self, images: FileImages, device: torch.device) -> None:
+    def __init__(self, images: ImageFiles, device: torch.device) -> None:
         super().__init__(torch.empty(0, *images.shape[1:], dtype=torch.uint8), device)
         self.images = images
         self.places: list[list[int]] = []  # the loader goes through these, whatever they are then
@@ -116,7 +116,7 @@ class Decoded(Streamed):
     def __len__(self) -> int:
         return len(self.images)
 
-    def _carried(self, way: "_Way", places: Sequence[Tensor | slice]) -> Iterator[Tensor]:
+    def _carried(self, way: "PinnedRing", places: Sequence[Tensor | slice]) -> Iterator[Tensor]:
         self.places[:] = [
             list(range(place.start, place.stop)) if isinstance(place, slice) else place.tolist()
             for place in places
@@ -135,10 +135,10 @@ class Decoded(Streamed):
             ) from None
 
 
-class Together:
+class ConcatImages:
     """Several sets, one after another, to look at."""
 
-    def __init__(self, *sets: InParts) -> None:
+    def __init__(self, *sets: ImageParts) -> None:
         self.sets = sets
 
     def parts(self, size: int) -> Iterator[Tensor]:
@@ -174,7 +174,7 @@ class _Places:
 class _Files(Dataset[tuple[Tensor, int | None]]):
     """In a worker: one image, and its index if it could not be read."""
 
-    def __init__(self, images: FileImages) -> None:
+    def __init__(self, images: ImageFiles) -> None:
         self.images = images
 
     def __len__(self) -> int:
@@ -191,7 +191,7 @@ def _together(items: list[tuple[Tensor, int | None]]) -> tuple[Tensor, list[int]
     return torch.stack([image for image, _ in items]), [i for _, i in items if i is not None]
 
 
-class _Way:
+class PinnedRing:
     """A few slots, each a tensor here and one on the device, used in turn."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
@@ -273,15 +273,15 @@ class _Way:
 
 
 def place(
-    images_NCHW: Tensor | FileImages,
+    images_NCHW: Tensor | ImageFiles,
     device: torch.device,
     where: Literal["auto", "device", "host", "files"] = "auto",
-) -> Resident:
+) -> DeviceImages:
     """The images where they are to lie; "auto": on the device if they leave room for training."""
-    if isinstance(images_NCHW, FileImages):
-        return Decoded(images_NCHW, device)
+    if isinstance(images_NCHW, ImageFiles):
+        return FileImages(images_NCHW, device)
     where = choose_place(images_NCHW.nbytes, device, where)
-    return (Resident if where == "device" else Streamed)(images_NCHW, device)
+    return (DeviceImages if where == "device" else HostImages)(images_NCHW, device)
 
 
 def choose_place(

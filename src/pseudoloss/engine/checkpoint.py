@@ -2,7 +2,7 @@
 
 It holds the network, the momentum, the memory and the record of the run so far (epochs done, best
 epoch, time, notices). Two things need no place in it. The schedule is a function of the epoch.
-And the random streams of an epoch are a function of the seed and the epoch (`session.stream_seed`),
+And the random streams of an epoch are a function of the seed and the epoch (`trainer.stream_seed`),
 so an epoch that was broken off begins again with the very same numbers.
 """
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 
 from pseudoloss.config import Settings
-from pseudoloss.data import Data, Listing, Reader
+from pseudoloss.data import Data, Reader, ScannedSource
 from pseudoloss.data.decoding import Fit
 from pseudoloss.data.scanning import LARGE
 from pseudoloss.errors import InputError
@@ -14,7 +14,7 @@ from pseudoloss.nn import networks
 OWN_SIZE = 32  # pixels that our own networks see of image files
 
 
-def choose_reader(listing: Listing, settings: Settings, fit: Fit) -> tuple[Reader, int]:
+def choose_reader(listing: ScannedSource, settings: Settings, fit: Fit) -> tuple[Reader, int]:
     """How image files are read, and how many pixels of them a network sees.
 
     Photographs are stored an eighth larger than that, for random crops (row 21: 512 for 448); small

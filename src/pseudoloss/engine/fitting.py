@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from pseudoloss.config import Request, Settings
-from pseudoloss.data import Data, Listing
+from pseudoloss.data import Data, ScannedSource
 from pseudoloss.engine.choices import choose_device
 from pseudoloss.engine.tracking import predict
-from pseudoloss.engine.trainer import Session
+from pseudoloss.engine.trainer import Trainer
 
 STEPS = 8  # an epoch should have at least so many
 UNEVEN = 2  # a class with so many times the images of another makes a set imbalanced
@@ -29,11 +29,11 @@ class Chosen(NamedTuple):
     fitting: dict[str, Any]
 
 
-def choose_settings(found: Data | Listing, asked: Request) -> Chosen:
+def choose_settings(found: Data | ScannedSource, asked: Request) -> Chosen:
     """The settings of a new run on what was found. A source with a preset of its own keeps it."""
     usual = asked.settings(found.preset)
     fitting: dict[str, Any] = {}
-    if isinstance(found, Listing) and found.recipe is None:
+    if isinstance(found, ScannedSource) and found.recipe is None:
         fitting = fit_to_data(found.counts, usual)
         if choose_device(usual.device).type == "cpu" and usual.network == Settings.network:
             fitting |= {"network": "small-cnn", "epochs": CPU_EPOCHS}
@@ -84,42 +84,42 @@ def scaled_warmup(settings: Settings, epochs: int) -> int:
     return min(max(1, round(named * epochs / settings.epochs)), max(epochs - 1, 1))
 
 
-def measure_pace(session: Session) -> Pace:
-    """Time a few steps of each kind and a part of a tracking pass. The session is of no use
+def measure_pace(trainer: Trainer) -> Pace:
+    """Time a few steps of each kind and a part of a tracking pass. The trainer is of no use
     afterwards."""
-    chance = torch.Generator(session.device).manual_seed(0)
-    session.order_SB.copy_(
-        torch.randperm(len(session.pixels), generator=chance, device=session.device)[
-            : session.order_SB.numel()
-        ].view_as(session.order_SB)
+    chance = torch.Generator(trainer.device).manual_seed(0)
+    trainer.order_SB.copy_(
+        torch.randperm(len(trainer.pixels), generator=chance, device=trainer.device)[
+            : trainer.order_SB.numel()
+        ].view_as(trainer.order_SB)
     )
-    untimed = UNTIMED if session.device.type == "cuda" else 1
+    untimed = UNTIMED if trainer.device.type == "cuda" else 1
     step_seconds, ready = [], 0.0
-    for step in (session.warm_up_step, session.main_step):
-        session.network.train()
-        session._draw(chance)
-        session.step.zero_()
-        order_SB = session.order_SB[: untimed + TIMED]
+    for step in (trainer.warm_up_step, trainer.main_step):
+        trainer.network.train()
+        trainer._draw(chance)
+        trainer.step.zero_()
+        order_SB = trainer.order_SB[: untimed + TIMED]
         before = min(untimed, len(order_SB) - 1)
         begun = start = time.monotonic()
-        for i, _ in enumerate(session.pixels.batches(order_SB)):
+        for i, _ in enumerate(trainer.pixels.batches(order_SB)):
             step()
-            session.loss_sum.item()  # waits for the device
+            trainer.loss_sum.item()  # waits for the device
             if i + 1 == before:
                 start = time.monotonic()
         seconds = (time.monotonic() - start) / (len(order_SB) - before)
         step_seconds.append(seconds)
         ready += max(start - begun - before * seconds, 0)
     seen, start = 0, time.monotonic()
-    for logits_BC in predict(session.network, session.views, session.pixels):
+    for logits_BC in predict(trainer.network, trainer.views, trainer.pixels):
         logits_BC[0, 0].item()
         seen += len(logits_BC)
         if time.monotonic() - start > TRACKED:
             break
     image = (time.monotonic() - start) / seen
-    test = len(session.data.test) if session.data.test else 0
-    warm_up, main = (seconds * session.steps for seconds in step_seconds)
-    return Pace(warm_up, main, image * len(session.pixels), image * test, ready)
+    test = len(trainer.data.test) if trainer.data.test else 0
+    warm_up, main = (seconds * trainer.steps for seconds in step_seconds)
+    return Pace(warm_up, main, image * len(trainer.pixels), image * test, ready)
 
 
 def epochs_in(pace: Pace, settings: Settings, seconds: float) -> int:

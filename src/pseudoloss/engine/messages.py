@@ -10,7 +10,7 @@ from pseudoloss import __version__
 from pseudoloss.config import Settings, as_flag
 
 if TYPE_CHECKING:
-    from pseudoloss.engine.trainer import Session
+    from pseudoloss.engine.trainer import Trainer
     from pseudoloss.inference.evaluation import Evaluation
     from pseudoloss.inference.export import Exported
 
@@ -35,29 +35,29 @@ VALUES = {
 }
 
 
-def introduction(session: "Session", epochs_done: int) -> str:
-    settings, train = session.settings, session.data.train
+def introduction(trainer: "Trainer", epochs_done: int) -> str:
+    settings, train = trainer.settings, trainer.data.train
     height, width = train.size
     colours = "grey" if train.channels == 1 else "RGB"
     noise = "" if train.noise["in"] is None else f", {train.noise['in']:.1%} of the labels wrong"
     if train.noise["out"]:
         noise += f", {train.noise['out']:.1%} of the images of no class"
-    parameters = sum(parameter.numel() for parameter in session.network.parameters())
-    precision = str(session.network.precision).removeprefix("torch.")
+    parameters = sum(parameter.numel() for parameter in trainer.network.parameters())
+    precision = str(trainer.network.precision).removeprefix("torch.")
     lines = [
-        f"pseudoloss {__version__}: {settings.method} on {session.data.name}, seed {settings.seed}",
+        f"pseudoloss {__version__}: {settings.method} on {trainer.data.name}, seed {settings.seed}",
         f"  {len(train):,} images of {height}×{width} {colours}, "
         f"{len(train.classes)} classes{noise}",
         f"  {settings.network} ({parameters / 1e6:.2g} M parameters) "
-        f"on {device_name(session.device)}, {precision}",
+        f"on {device_name(trainer.device)}, {precision}",
         f"  {settings.epochs} epoch{'s' if settings.epochs > 1 else ''}, {settings.warmup_epochs} "
         f"of them warm-up; each is "
-        f"{session.steps} steps of {settings.batch_size} images; learning rate {settings.lr:g}",
+        f"{trainer.steps} steps of {settings.batch_size} images; learning rate {settings.lr:g}",
     ]
-    test = session.data.test
+    test = trainer.data.test
     if test is not None:
-        noisy = ", on noisy labels" if session.data.noisy_test else ""
-        lines.append(f"  accuracy is on {session.data.test_name} ({len(test):,}){noisy}")
+        noisy = ", on noisy labels" if trainer.data.noisy_test else ""
+        lines.append(f"  accuracy is on {trainer.data.test_name} ({len(test):,}){noisy}")
     if epochs_done:
         lines.append(f"  resumed after epoch {epochs_done}")
     return "\n".join(lines)

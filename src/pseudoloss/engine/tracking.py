@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.data.storage import InParts
+from pseudoloss.data.storage import ImageParts
 from pseudoloss.methods import metrics
 from pseudoloss.methods.memory import Memory
 from pseudoloss.methods.mixture import Mixture, fit_two_modes
@@ -39,13 +39,13 @@ class Stages(NamedTuple):
 
 
 @torch.no_grad()
-def predict(network: Network, views: Views, pixels: InParts) -> Iterator[Tensor]:
+def predict(network: Network, views: Views, pixels: ImageParts) -> Iterator[Tensor]:
     """Logits of the plain views, in evaluation mode, of one part of the images after another.
 
     A lone image is shown twice: libraries compute a batch of one by other kernels, which round
     otherwise, and a prediction is not to depend on what else is predicted.
     """
-    with network.unchanging():
+    with network.frozen():
         for images_BCHW in pixels.parts(images_at_once(views)):
             alone = len(images_BCHW) == 1
             shown_BCHW = images_BCHW.expand(2, -1, -1, -1) if alone else images_BCHW
@@ -63,7 +63,9 @@ def trust_by_pseudo_loss(memory: Memory) -> tuple[Tensor, Mixture | None]:
 
 
 @torch.no_grad()
-def look(network: Network, views: Views, pixels: InParts, given_N: Tensor, memory: Memory) -> None:
+def look(
+    network: Network, views: Views, pixels: ImageParts, given_N: Tensor, memory: Memory
+) -> None:
     """Fill the memory with losses, pseudo-losses and predictions of all images."""
     for part, logits_BC in _placed(predict(network, views, pixels)):
         memory.loss_N[part] = F.cross_entropy(logits_BC, given_N[part], reduction="none")
@@ -99,7 +101,7 @@ def judge(
 def guess(
     network: Network,
     views: Views,
-    pixels: InParts,
+    pixels: ImageParts,
     memory: Memory,
     draws_NK: Tensor,
     guess_of: Callable[[Tensor, Tensor], Tensor],
@@ -107,7 +109,7 @@ def guess(
     """Leave guesses in the memory as an epoch does, but of images that are not trained on: from two
     weak views, and in evaluation mode, since they are to change nothing. `draws_NK` are for both.
     """
-    with network.unchanging():
+    with network.frozen():
         for part, images_BCHW in _parts(views, pixels):
             first_BC, second_BC = (
                 network(views.weak(images_BCHW, draws_BK))[0]
@@ -121,7 +123,7 @@ def noise_metrics(
     names: Collection[str],
     network: Network,
     views: Views,
-    pixels: InParts,
+    pixels: ImageParts,
     given_N: Tensor,
     memory: Memory,
     draws_NK: Tensor,
@@ -151,9 +153,9 @@ def noise_metrics(
 
 
 @torch.no_grad()
-def project(network: Network, views: Views, pixels: InParts) -> Tensor:
+def project(network: Network, views: Views, pixels: ImageParts) -> Tensor:
     """All images in the contrastive space, by their plain views: (N, D)."""
-    with network.unchanging():
+    with network.frozen():
         return torch.cat(
             [
                 metrics.normalise(network(views.plain(images_BCHW))[1])
@@ -163,11 +165,11 @@ def project(network: Network, views: Views, pixels: InParts) -> Tensor:
 
 
 @torch.no_grad()
-def diverge(network: Network, views: Views, pixels: InParts, draws_NK: Tensor) -> Tensor:
+def diverge(network: Network, views: Views, pixels: ImageParts, draws_NK: Tensor) -> Tensor:
     """How far the predictions of the plain view and of a weak one differ, for all images; NaN where
     the two views are the same by the settings."""
     found = []
-    with network.unchanging():
+    with network.frozen():
         for part, images_BCHW in _parts(views, pixels):
             plain_BC, _ = network(views.plain(images_BCHW))
             weak_BC, _ = network(views.weak(images_BCHW, draws_NK[part]))
@@ -184,7 +186,7 @@ def of_guesses(metric: Callable[[Tensor], Tensor], memory: Memory) -> Tensor:
     return torch.cat([metric(memory.guesses(part)) for part in parts])
 
 
-def _parts(views: Views, pixels: InParts) -> Iterator[tuple[slice, Tensor]]:
+def _parts(views: Views, pixels: ImageParts) -> Iterator[tuple[slice, Tensor]]:
     """All images, and the places of those that come together."""
     return _placed(pixels.parts(images_at_once(views)))
 

@@ -1,4 +1,4 @@
-"""A training session: everything on the device, and what happens in one epoch.
+"""A training trainer: everything on the device, and what happens in one epoch.
 
 Shapes: N images, M held out, B in a batch (of P parts, b in each), S steps, C classes, K random
 numbers an image.
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pseudoloss import methods
 from pseudoloss.config import OWN, Settings
-from pseudoloss.data import Data, FileImages, ImageSet
-from pseudoloss.data.storage import InParts, Resident, Together, place
+from pseudoloss.data import Data, ImageFiles, ImageSet
+from pseudoloss.data.storage import ConcatImages, DeviceImages, ImageParts, place
 from pseudoloss.engine.capture import Call, Failed, Result, capture, compiled, first_try
 from pseudoloss.engine.choices import (
     can_fuse,
@@ -41,13 +41,13 @@ from pseudoloss.engine.tracking import (
 )
 from pseudoloss.errors import InputError
 from pseudoloss.inference.model import Description, Model
-from pseudoloss.methods import Batch, Part, Seen, Shown, metrics, pls
+from pseudoloss.methods import Batch, Outputs, Part, ViewBatch, metrics, pls
 from pseudoloss.methods.memory import Memory
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.nn import networks
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import WEAK_DRAWS, Views
-from pseudoloss.progress import Teller
+from pseudoloss.progress import Reporter
 
 BLOCK = 64  # steps whose random numbers are drawn at once
 
@@ -56,11 +56,11 @@ BLOCK = 64  # steps whose random numbers are drawn at once
 TINY = 2**13
 
 
-class Session:
+class Trainer:
     """Images, network, optimiser and memory of a run, and the steps that move them."""
 
     def __init__(
-        self, data: Data, settings: Settings, teller: Teller, resumed: bool = False
+        self, data: Data, settings: Settings, reporter: Reporter, resumed: bool = False
     ) -> None:
         """`resumed`: a checkpoint will take the place of the weights that a network starts from."""
         B, C = settings.batch_size, len(data.train.classes)
@@ -69,7 +69,7 @@ class Session:
             raise InputError(
                 f"--batch-size {B} is larger than the set ({len(data.train)} images of {data.name})"
             )
-        self.data, self.settings, self.teller = data, settings, teller
+        self.data, self.settings, self.reporter = data, settings, reporter
         self.device = choose_device(settings.device)
         height, width = data.train.size
         if self.device.type == "cpu" and B * height * width <= TINY:
@@ -143,7 +143,7 @@ class Session:
                 self._draw(chance)
             step()
             self.begun = self.begun or time.monotonic()
-            self.teller.step()
+            self.reporter.step()
         # What the last step did to the weights shows in no loss.
         weights = [parameter.detach() for parameter in self.network.parameters()]
         sound = torch.nn.utils.get_total_norm(weights).isfinite()
@@ -191,7 +191,7 @@ class Session:
         look(self.network, self.views, pixels, given_M, memory)
 
         both = self.memory.followed_by(memory)
-        images = Together(self.pixels, pixels)
+        images = ConcatImages(self.pixels, pixels)
         given = torch.cat([self.given_N, given_M])
         draws = torch.rand(N + M, WEAK_DRAWS, generator=chance, device=self.device)
         self._judge(both, images, given, draws, guess_of is not None)
@@ -309,20 +309,20 @@ class Session:
         return pls.trust_confident(value_N, memory.noisy_N, threshold), None
 
     def lost_C(self, stages: Stages) -> Tensor:
-        """Classes of which stage 1 believes no label (see `believe_every_class`)."""
+        """Classes of which stage 1 believes no label (see `protect_rare_classes`)."""
         return self._believed(stages.loss, self.memory, self.given_N)[1]
 
     def _believed(self, stage1: Mixture, memory: Memory, given_N: Tensor) -> tuple[Tensor, Tensor]:
         """Which given labels are taken for wrong, by the rule that the settings ask for; and
-        classes that only `believe_every_class` has saved."""
+        classes that only `protect_rare_classes` has saved."""
         rule = {"noisy": pls.high_loss, "clean": pls.not_low_loss}[self.settings.threshold_on]
         noisy_N = rule(stage1, self.settings.threshold)
-        return pls.believe_every_class(noisy_N, memory.loss_N, given_N, memory.classes)
+        return pls.protect_rare_classes(noisy_N, memory.loss_N, given_N, memory.classes)
 
     def _judge(
         self,
         memory: Memory,
-        pixels: InParts,
+        pixels: ImageParts,
         given_N: Tensor,
         draws_NK: Tensor,
         judge_guesses: bool,
@@ -375,7 +375,7 @@ class Session:
         return capture(call, self._failed(f"{what} could not be captured"))
 
     def _failed(self, what: str) -> Failed:
-        return lambda reason: self.teller.notice(f"the {what} and runs slower ({reason})")
+        return lambda reason: self.reporter.notice(f"the {what} and runs slower ({reason})")
 
     def _accelerate_network(self) -> None:
         """Our own networks compute by fused kernels; others can be compiled, each by itself."""
@@ -392,7 +392,7 @@ class Session:
         self.network.fused = False
         vars(self.network.backbone).pop("forward", None)
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "Trainer":
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -406,33 +406,33 @@ class Session:
         self.optimiser.zero_grad(set_to_none=True)
         vars(self).clear()
 
-    def _place(self, images: ImageSet, what: str) -> Resident:
+    def _place(self, images: ImageSet, what: str) -> DeviceImages:
         pixels = place(images.images_NCHW, self.device, self.settings.images)
         size = images.images_NCHW.nbytes / 2**30
-        if isinstance(images.images_NCHW, FileImages):
+        if isinstance(images.images_NCHW, ImageFiles):
             if self.settings.images == "auto":
-                self.teller.say(
+                self.reporter.say(
                     f"The {what} ({size:.1f} GiB) do not fit into memory: their files are decoded "
                     "in every epoch."
                 )
         elif pixels.streamed and self.settings.images == "auto":
-            self.teller.say(
+            self.reporter.say(
                 f"The {what} ({size:.1f} GiB) stay in the host's memory and are copied as they are "
                 "needed: on the device they would leave too little room for training."
             )
         return pixels
 
 
-def see(network: Network, shown: Shown, guess_in_eval: bool = False) -> Seen:
+def see(network: Network, shown: ViewBatch, guess_in_eval: bool = False) -> Outputs:
     """What the network makes of all views, those for guesses first."""
-    count = len(shown.for_guesses)
+    count = len(shown.no_grad)
     if not guess_in_eval:
-        outputs = network.together(*shown.for_guesses, *shown.for_losses, free=count)
-        return Seen(outputs[:count], outputs[count:])
+        outputs = network.forward_views(*shown.no_grad, *shown.with_grad, free=count)
+        return Outputs(outputs[:count], outputs[count:])
     network.eval()
-    guessed = network.together(*shown.for_guesses, free=count)
+    guessed = network.forward_views(*shown.no_grad, free=count)
     network.train()
-    return Seen(guessed, network.together(*shown.for_losses))
+    return Outputs(guessed, network.forward_views(*shown.with_grad))
 
 
 def build_model(

@@ -1,5 +1,5 @@
 """Training, to be read from the top: `train`, then `fit`, then `run_epoch`; the steps themselves
-are in session.py, and what they minimise in methods/."""
+are in trainer.py, and what they minimise in methods/."""
 
 import math
 import os
@@ -18,27 +18,36 @@ from torch import Tensor
 
 from pseudoloss.audit.labels import estimated_noise, label_table, write_labels
 from pseudoloss.config import HUMAN, Request, Settings, request
-from pseudoloss.data import Data, Listing, Options, Skipped, Source, absolute, corrupt, find_source
+from pseudoloss.data import (
+    Data,
+    ReadOptions,
+    ScannedSource,
+    Skipped,
+    Source,
+    absolute,
+    corrupt,
+    find_source,
+)
 from pseudoloss.data.images import check_trainable
 from pseudoloss.data.label_files import OWNERS
 from pseudoloss.engine import checkpoint, evaluate, health
-from pseudoloss.engine import messages as wording
+from pseudoloss.engine import messages as messages
 from pseudoloss.engine.capture import load_compilers, using
 from pseudoloss.engine.choices import choose_device, choose_reader
 from pseudoloss.engine.fitting import choose_settings, epochs_in, measure_pace, scaled_warmup
 from pseudoloss.engine.tracking import NOISE_METRICS, Stages
-from pseudoloss.engine.trainer import Session, learning_rate
+from pseudoloss.engine.trainer import Trainer, learning_rate
 from pseudoloss.engine.writer import Writer
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import write_json
 from pseudoloss.nn.networks import check_weights
 from pseudoloss.paths import as_path, at_home
-from pseudoloss.progress import Silent, Teller, Terminal
+from pseudoloss.progress import Reporter, SilentReporter, TerminalReporter
 from pseudoloss.runs import Recorded, Run, RunFolder, load
 
 MARGIN = 0.9  # of the time is planned for: an estimate can be wrong
 MOST_LOST = 0.01  # share of the images whose files may vanish while a run goes on
-OPTIONS = tuple(option.name for option in fields(Options))
+OPTIONS = tuple(option.name for option in fields(ReadOptions))
 
 
 def train(
@@ -67,8 +76,8 @@ def train(
         time_budget: choose as many epochs as fit into so many minutes.
         checkpoint_every: epochs between two checkpoints (the last epoch always has one).
         quiet: print nothing.
-        settings: any field of `Settings`, on top of the preset; and any of `Options`, which say how
-            image files are read.
+        settings: any field of `Settings`, on top of the preset; and any of `ReadOptions`, which say
+            how image files are read.
 
     Returns:
         The run: its label table, metrics, summary and model.
@@ -108,9 +117,9 @@ def train(
             _refuse_inside(folder.path, reading.get("test"))
 
     wait_for_compilers = load_compilers()
-    teller: Teller = Silent() if quiet else Terminal()
-    with teller:
-        prepared = prepare(source, asked, recorded, reading, teller, time_budget is not None)
+    reporter: Reporter = SilentReporter() if quiet else TerminalReporter()
+    with reporter:
+        prepared = prepare(source, asked, recorded, reading, reporter, time_budget is not None)
         data, chosen, notices = prepared.data, prepared.settings, prepared.notices
         notices["skipped"] = health.left_out(prepared.skipped, folder.skipped if folder else None)
         if recorded and recorded.fingerprint != data.fingerprint():
@@ -122,25 +131,25 @@ def train(
         resumed = folder is not None and folder.checkpoint.exists()
         with using(device), private_chance(), memory_errors(chosen):
             if time_budget is not None and recorded is None:
-                chosen, notices["time"] = in_time(data, chosen, teller, time_budget, started)
-            with Session(data, chosen, teller, resumed) as session:
+                chosen, notices["time"] = in_time(data, chosen, reporter, time_budget, started)
+            with Trainer(data, chosen, reporter, resumed) as trainer:
                 if folder is None:
-                    return fit(session, None, notices, started, minutes, checkpoint_every)
+                    return fit(trainer, None, notices, started, minutes, checkpoint_every)
                 with folder.lock():
                     if folder.recorded() != recorded:
                         raise BusyError(
                             f"--out {folder.path}: another process has begun a run here"
                         )
                     if folder.finished:
-                        teller.say(f"{folder.path} is finished already.")
+                        reporter.say(f"{folder.path} is finished already.")
                         return load(folder.path)
                     with folder.writing():
                         folder.list_skipped(prepared.skipped)
                         if recorded is None:
                             named = isinstance(source, str | Path)
                             words = absolute(str(source)) if named else data.name
-                            folder.create(words, not named, session, prepared.options)
-                    return fit(session, folder, notices, started, minutes, checkpoint_every)
+                            folder.create(words, not named, trainer, prepared.options)
+                    return fit(trainer, folder, notices, started, minutes, checkpoint_every)
 
 
 def _refuse_inside(out: Path, source: Source | None) -> None:
@@ -170,7 +179,7 @@ class Prepared(NamedTuple):
 
     data: Data
     settings: Settings
-    options: Options
+    options: ReadOptions
     skipped: tuple[Skipped, ...]
     notices: dict[str, str | None]
 
@@ -180,12 +189,12 @@ def prepare(
     asked: Request,
     recorded: Recorded | None,
     reading: dict[str, Any],
-    teller: Teller,
+    reporter: Reporter,
     timed: bool = False,
 ) -> Prepared:
     """Find the images, choose the settings, read and corrupt the images. With `timed` the epochs
     are not chosen yet."""
-    options = Options(**reading)
+    options = ReadOptions(**reading)
     if options.test is not None:
         if not options.test:
             raise InputError("--test is empty")
@@ -200,21 +209,21 @@ def prepare(
             )
     seed = Settings(seed=asked.values.get("seed", Settings.seed)).seed  # checked, as it is used now
     seed = recorded.settings.seed if recorded else seed
-    found = find_source(source, options, seed, teller.progress)
+    found = find_source(source, options, seed, reporter.progress)
     skipped: tuple[Skipped, ...] = ()
     fitting: dict[str, Any] = {}
     if recorded:
         settings = asked.resume(recorded.settings)
     else:
         settings, fitting = choose_settings(found, asked)
-        if fitting or isinstance(found, Listing):
+        if fitting or isinstance(found, ScannedSource):
             decided = {key: fitting[key] for key in fitting if not (timed and key == "epochs")}
-            teller.say(wording.chosen(asked.preset or found.preset, decided))
-    if isinstance(found, Listing):
+            reporter.say(messages.chosen(asked.preset or found.preset, decided))
+    if isinstance(found, ScannedSource):
         reader, seen = choose_reader(found, settings, options.fit)
         if not recorded:
             check_weights(settings.network, settings.weights, reader.channels, seen)
-        data, skipped = found.read(reader, seen, settings.images, options.strict, teller.progress)
+        data, skipped = found.read(reader, seen, settings.images, options.strict, reporter.progress)
         check_trainable(data.train, data.name)
     else:
         data = found
@@ -233,15 +242,15 @@ def prepare(
 
 
 def in_time(
-    data: Data, settings: Settings, teller: Teller, minutes: float, started: float
+    data: Data, settings: Settings, reporter: Reporter, minutes: float, started: float
 ) -> tuple[Settings, str | None]:
     """The settings with as many epochs as fit into what is left of the time; and what there is to
     say of it."""
-    teller.progress("timing a few steps", 0, 1)
+    reporter.progress("timing a few steps", 0, 1)
     begun = time.monotonic()
-    with Session(data, settings, teller) as session:
+    with Trainer(data, settings, reporter) as trainer:
         built = time.monotonic() - begun
-        pace = measure_pace(session)
+        pace = measure_pace(trainer)
     left = 60 * minutes - (time.monotonic() - started) - built - pace.ready
     epochs = epochs_in(pace, settings, MARGIN * left)
     warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
@@ -251,7 +260,7 @@ def in_time(
         return chosen, None
     return chosen, (
         f"--time {minutes:g}m is too short: {epochs} epochs, the least, take about "
-        f"{wording.duration(needed)}. --minutes stops a run in time, and --resume goes on"
+        f"{messages.duration(needed)}. --minutes stops a run in time, and --resume goes on"
     )
 
 
@@ -269,7 +278,7 @@ class Record:
 
 
 def fit(
-    session: Session,
+    trainer: Trainer,
     folder: RunFolder | None,
     notices: dict[str, str | None],
     started: float,
@@ -278,23 +287,23 @@ def fit(
 ) -> Run:
     """Train the epochs that are not done yet, then write what was found out. `notices` are what
     was noticed before the first of them."""
-    settings, teller = session.settings, session.teller
-    record, lines = restore(session, folder)
+    settings, reporter = trainer.settings, trainer.reporter
+    record, lines = restore(trainer, folder)
     before = len(lines)
     earlier, path = record.seconds, folder.path if folder else None
     record.notices = [  # without what is no longer so: other files may be left out now
         said for said in record.notices if notices.get(said["kind"], said["text"]) == said["text"]
     ]
-    notice(session, record, notices)
-    teller.say(wording.introduction(session, record.epochs))
+    notice(trainer, record, notices)
+    reporter.say(messages.introduction(trainer, record.epochs))
     if settings.method == "pls" and settings.warmup_epochs == settings.epochs:
-        notice(session, record, {"warm-up only": health.WARM_UP_ONLY})
+        notice(trainer, record, {"warm-up only": health.WARM_UP_ONLY})
     time_is_up = False
     with Writer() as writer:
         while record.epochs < settings.epochs and not time_is_up:
-            line = run_epoch(session, record, lines)
-            if len(lines) == before and session.begun is not None:  # the first of this process
-                record.startup_seconds += session.begun - started
+            line = run_epoch(trainer, record, lines)
+            if len(lines) == before and trainer.begun is not None:  # the first of this process
+                record.startup_seconds += trainer.begun - started
             spent = time.monotonic() - started
             record.seconds = earlier + spent
             lines.append(line)
@@ -304,20 +313,20 @@ def fit(
             if folder:
                 is_last = time_is_up or record.epochs == settings.epochs
                 is_due = is_last or record.epochs % checkpoint_every == 0
-                save(session, folder, record, is_due, writer)
-            teller.say(wording.epoch_line(settings, line, record.best))
+                save(trainer, folder, record, is_due, writer)
+            reporter.say(messages.epoch_line(settings, line, record.best))
     if minutes is not None and record.epochs < settings.epochs:
-        teller.say(wording.stopped_early(minutes, record.epochs, path))
-    return finish(session, folder, record, lines)
+        reporter.say(messages.stopped_early(minutes, record.epochs, path))
+    return finish(trainer, folder, record, lines)
 
 
-def run_epoch(session: Session, record: Record, earlier: list[dict[str, Any]]) -> dict[str, Any]:
+def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -> dict[str, Any]:
     """One epoch: steps, tracking, validation. Its metrics, and `record` brought up to date.
     `earlier` are the metrics of the epochs before."""
-    epoch, settings = record.epochs, session.settings
-    session.teller.begin_epoch(wording.epoch_title(settings, epoch, record.last), session.steps)
+    epoch, settings = record.epochs, trainer.settings
+    trainer.reporter.begin_epoch(messages.epoch_title(settings, epoch, record.last), trainer.steps)
     clock = [time.perf_counter()]
-    loss = session.train_epoch(epoch)
+    loss = trainer.train_epoch(epoch)
     clock.append(time.perf_counter())
     if not math.isfinite(loss):
         kept = f"The checkpoint of epoch {epoch} is kept. " if epoch else ""
@@ -325,27 +334,27 @@ def run_epoch(session: Session, record: Record, earlier: list[dict[str, Any]]) -
             f"the loss became {loss} in epoch {epoch + 1}. {kept}Begin a new run with a lower --lr "
             f"(now {settings.lr:g}) or, on a GPU, with --precision float32."
         )
-    stages = session.track(epoch) if session.tracks(epoch) else None
-    found = figures(session, epoch, stages)
+    stages = trainer.track(epoch) if trainer.tracks(epoch) else None
+    found = figures(trainer, epoch, stages)
     clock.append(time.perf_counter())
-    accuracy = session.validate()
+    accuracy = trainer.validate()
     if settings.compare_metrics:
-        found["knn_accuracy"] = session.knn_accuracy()
+        found["knn_accuracy"] = trainer.knn_accuracy()
     clock.append(time.perf_counter())
 
     if accuracy is not None and (record.best is None or accuracy > record.best):
         record.best, record.best_epoch = accuracy, epoch + 1
     if stages is not None:
         noisy = [line["noisy"] for line in [*earlier, found] if line["noisy"] is not None]
-        notice(session, record, symptoms(session, epoch, stages, noisy))
-    lost = session.lost_files()
-    if len(lost) > MOST_LOST * len(session.data.train):
+        notice(trainer, record, symptoms(trainer, epoch, stages, noisy))
+    lost = trainer.lost_files()
+    if len(lost) > MOST_LOST * len(trainer.data.train):
         raise TrainingError(f"{health.lost_files(lost)}. --resume goes on when they are back")
-    notice(session, record, {"files": health.lost_files(lost)})
+    notice(trainer, record, {"files": health.lost_files(lost)})
     parts = ("train", "track", "validate")
     record.last = {
         "epoch": epoch + 1,
-        "phase": "warm-up" if session.in_warm_up(epoch) else settings.method,
+        "phase": "warm-up" if trainer.in_warm_up(epoch) else settings.method,
         "lr": learning_rate(settings, epoch),
         "loss": loss,
         "accuracy": accuracy,
@@ -359,15 +368,15 @@ def run_epoch(session: Session, record: Record, earlier: list[dict[str, Any]]) -
     return record.last
 
 
-def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, Any]:
+def figures(trainer: Trainer, epoch: int, stages: Stages | None) -> dict[str, Any]:
     """How many labels are taken for noisy, how far guesses are trusted and, where the truth is
     known, how right that is."""
     asked = (
         dict.fromkeys(("metrics", "bias", "pseudo_loss"))
-        if session.settings.compare_metrics
+        if trainer.settings.compare_metrics
         else {}
     )
-    memory, true_N = session.memory, session.data.train.true_N
+    memory, true_N = trainer.memory, trainer.data.train.true_N
     if stages is None:
         found: dict[str, Any] = {
             "noisy": None,
@@ -377,10 +386,10 @@ def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, An
             **asked,
         }
         if asked and true_N is not None:
-            session.look(epoch)
-            found |= comparisons(session, true_N.to(session.device), judged=False)
+            trainer.look(epoch)
+            found |= comparisons(trainer, true_N.to(trainer.device), judged=False)
         return found
-    judged = session.judges_guesses(epoch)
+    judged = trainer.judges_guesses(epoch)
     noisy = int(memory.noisy_N.sum())
     found = {
         "noisy": noisy / len(memory.noisy_N),
@@ -390,23 +399,23 @@ def figures(session: Session, epoch: int, stages: Stages | None) -> dict[str, An
         **asked,
     }
     if true_N is not None:
-        true_N = true_N.to(session.device)
-        found["detection"] = evaluate.detection(memory, session.given_N, true_N)
+        true_N = true_N.to(trainer.device)
+        found["detection"] = evaluate.detection(memory, trainer.given_N, true_N)
         found["guesses"] = evaluate.guesses(memory, true_N) if judged else None
-        if session.settings.compare_metrics:
-            found |= comparisons(session, true_N, judged)
+        if trainer.settings.compare_metrics:
+            found |= comparisons(trainer, true_N, judged)
     return found
 
 
-def comparisons(session: Session, true_N: Tensor, judged: bool) -> dict[str, Any]:
+def comparisons(trainer: Trainer, true_N: Tensor, judged: bool) -> dict[str, Any]:
     """What the paper's figures show of an epoch: the metrics of both stages, the confirmation bias,
     and how the pseudo-loss lies."""
-    memory = session.memory
-    noise = evaluate.noise_aucs(session.noise_metrics(*NOISE_METRICS), session.given_N, true_N)
+    memory = trainer.memory
+    noise = evaluate.noise_aucs(trainer.noise_metrics(*NOISE_METRICS), trainer.given_N, true_N)
     found: dict[str, Any] = {"metrics": {"noise": noise, "guesses": None}}
     if judged:
-        found["metrics"]["guesses"] = evaluate.guess_aucs(session.guess_metrics(), memory, true_N)
-        selected = session.settings.trust_in_classification
+        found["metrics"]["guesses"] = evaluate.guess_aucs(trainer.guess_metrics(), memory, true_N)
+        selected = trainer.settings.trust_in_classification
         weight_N = memory.trust_N if selected else torch.ones_like(memory.trust_N)
         found["bias"] = evaluate.bias(memory, true_N, weight_N)
         found["pseudo_loss"] = evaluate.pseudo_losses(memory, true_N)
@@ -414,46 +423,46 @@ def comparisons(session: Session, true_N: Tensor, judged: bool) -> dict[str, Any
 
 
 def symptoms(
-    session: Session, epoch: int, stages: Stages, noisy: Sequence[float]
+    trainer: Trainer, epoch: int, stages: Stages, noisy: Sequence[float]
 ) -> dict[str, str | None]:
     """What may be wrong after an epoch, by kind. `noisy`: what stage 1 took for wrong so far."""
-    memory, settings = session.memory, session.settings
+    memory, settings = trainer.memory, trainer.settings
     ends_warm_up, is_last = epoch + 1 == settings.warmup_epochs, epoch + 1 == settings.epochs
     chance = {
-        "warm-up": health.warm_up_at_chance(memory, session.given_N) if ends_warm_up else None,
-        "end": health.ended_at_chance(memory, session.given_N)
+        "warm-up": health.warm_up_at_chance(memory, trainer.given_N) if ends_warm_up else None,
+        "end": health.ended_at_chance(memory, trainer.given_N)
         if is_last and not ends_warm_up
         else None,
     }
     if settings.method != "pls":  # what stage 1 says of the labels is not trained on
         return chance
-    classes = session.data.train.classes
-    first = wording.VALUES[settings.noise_metric]
-    second = wording.VALUES[settings.trust_metric]
+    classes = trainer.data.train.classes
+    first = messages.VALUES[settings.noise_metric]
+    second = messages.VALUES[settings.trust_metric]
     return chance | {
         "stage 1": health.stage1_collapsed(stages, memory, first),
         "swings": health.stage1_swings(noisy, settings.noise_metric),
         "stage 2": health.stage2_collapsed(stages, memory, second),
-        "classes": health.classes_lost(session.lost_C(stages), classes) if is_last else None,
+        "classes": health.classes_lost(trainer.lost_C(stages), classes) if is_last else None,
     }
 
 
-def notice(session: Session, record: Record, seen: dict[str, str | None]) -> None:
+def notice(trainer: Trainer, record: Record, seen: dict[str, str | None]) -> None:
     """Say what went wrong, each kind once a run."""
     said = {entry["kind"] for entry in record.notices}
     for kind, text in seen.items():
         if text is not None and kind not in said:
             record.notices.append({"epoch": record.epochs + 1, "kind": kind, "text": text})
-            session.teller.notice(text)
+            trainer.reporter.notice(text)
 
 
-def restore(session: Session, folder: RunFolder | None) -> tuple[Record, list[dict[str, Any]]]:
+def restore(trainer: Trainer, folder: RunFolder | None) -> tuple[Record, list[dict[str, Any]]]:
     """Where the run stands: at its last checkpoint, or at the beginning."""
     if folder is None:
         return Record(), []
     record = Record()
     if folder.checkpoint.exists():
-        network, optimiser, memory = session.network, session.optimiser, session.memory
+        network, optimiser, memory = trainer.network, trainer.optimiser, trainer.memory
         saved = checkpoint.restore(folder.checkpoint, network, optimiser, memory)
         try:
             record = Record(**saved)
@@ -467,13 +476,13 @@ def restore(session: Session, folder: RunFolder | None) -> tuple[Record, list[di
     return record, folder.metrics()
 
 
-def save(session: Session, folder: RunFolder, record: Record, is_due: bool, writer: Writer) -> None:
+def save(trainer: Trainer, folder: RunFolder, record: Record, is_due: bool, writer: Writer) -> None:
     """Take a snapshot of an epoch, and have it written while the next one trains."""
-    model, epochs = session.model, record.epochs
+    model, epochs = trainer.model, record.epochs
     is_best = record.best_epoch == epochs
     tensors: dict[str, Tensor] = {}
     if is_best or is_due:
-        tensors = checkpoint.tensors_of(session.network, session.optimiser, session.memory)
+        tensors = checkpoint.tensors_of(trainer.network, trainer.optimiser, trainer.memory)
         tensors = writer.snapshot(tensors)
     recorded = asdict(record)
 
@@ -492,66 +501,66 @@ def save(session: Session, folder: RunFolder, record: Record, is_due: bool, writ
 
 
 def finish(
-    session: Session, folder: RunFolder | None, record: Record, lines: list[dict[str, Any]]
+    trainer: Trainer, folder: RunFolder | None, record: Record, lines: list[dict[str, Any]]
 ) -> Run:
     """The run as the user gets it; in the folder too, once all epochs are done."""
-    settings, epoch = session.settings, record.epochs - 1
-    if not session.tracks(epoch):  # stopped in the warm-up: there is something to say all the same
-        session.track(epoch)
-    held_out = session.judge_held_out(epoch)
-    notice(session, record, {"files": health.lost_files(session.lost_files())})
-    judged = session.judges_guesses(epoch)
-    labels = label_table(session.data.train, session.memory, judged, held_out)
+    settings, epoch = trainer.settings, record.epochs - 1
+    if not trainer.tracks(epoch):  # stopped in the warm-up: there is something to say all the same
+        trainer.track(epoch)
+    held_out = trainer.judge_held_out(epoch)
+    notice(trainer, record, {"files": health.lost_files(trainer.lost_files())})
+    judged = trainer.judges_guesses(epoch)
+    labels = label_table(trainer.data.train, trainer.memory, judged, held_out)
     run = Run(
         settings=settings,
         labels=labels,
         metrics=pd.DataFrame(lines),
-        summary=summarise(session, record, labels),
-        model=session.model,
+        summary=summarise(trainer, record, labels),
+        model=trainer.model,
         path=folder.path if folder else None,
     )
     if run.finished and folder:
         with folder.writing():
-            session.model.save(folder.path / "model.safetensors")
+            trainer.model.save(folder.path / "model.safetensors")
             if record.best_epoch is not None:
                 folder.publish_best(record.best_epoch)
             write_labels(labels, folder.path)
             write_json(folder.summary, run.summary)
     if run.finished:
-        session.teller.say(wording.conclusion(run.summary, run.path))
+        trainer.reporter.say(messages.conclusion(run.summary, run.path))
     return run
 
 
-def summarise(session: Session, record: Record, labels: pd.DataFrame) -> dict[str, Any]:
+def summarise(trainer: Trainer, record: Record, labels: pd.DataFrame) -> dict[str, Any]:
     """summary.json; docs/run-folder.md describes it."""
     nothing = dict.fromkeys(evaluate.Detection.__annotations__)
     actions = labels["action"].value_counts()
     return {
-        "method": session.settings.method,
-        "source": session.data.name,
-        "seed": session.settings.seed,
+        "method": trainer.settings.method,
+        "source": trainer.data.name,
+        "seed": trainer.settings.seed,
         "accuracy": {
             "last": record.last["accuracy"],
             "best": record.best,
             "best_epoch": record.best_epoch,
-            "on": session.data.test_name if session.data.test else None,
-            "noisy_labels": session.data.noisy_test if session.data.test else None,
+            "on": trainer.data.test_name if trainer.data.test else None,
+            "noisy_labels": trainer.data.noisy_test if trainer.data.test else None,
         },
         "estimated_noise": estimated_noise(labels),
         "detection": record.last["detection"] or nothing,
         "guesses": record.last["guesses"] or {"accuracy": None, "auc": None},
         "knn_accuracy": record.last.get("knn_accuracy"),
-        "noise_rate": session.data.train.noise_rate,
-        "noise": session.data.train.noise,
+        "noise_rate": trainer.data.train.noise_rate,
+        "noise": trainer.data.train.noise,
         "actions": {name: int(actions.get(name, 0)) for name in ("keep", "relabel", "look")},
         "seconds": record.seconds,
         "startup_seconds": record.startup_seconds,
         "epochs": record.epochs,
-        "images": len(session.data.train),
-        "held_out": len(labels) - len(session.data.train),
-        "classes": len(session.data.train.classes),
+        "images": len(trainer.data.train),
+        "held_out": len(labels) - len(trainer.data.train),
+        "classes": len(trainer.data.train.classes),
         "notices": record.notices,
-        "device": wording.device_name(session.device),
+        "device": messages.device_name(trainer.device),
         "torch": torch.__version__,
     }
 

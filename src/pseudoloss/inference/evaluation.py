@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from pseudoloss.config import did_you_mean
-from pseudoloss.data import Data, FileImages, ImageSet, Options, Skipped, Source, arrays
+from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
 from pseudoloss.data.decoding import Entry
-from pseudoloss.data.scanning import Listed, Progress, no_progress
+from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
 from pseudoloss.data.sources import image_parts, open_words
 from pseudoloss.engine import evaluate as figures
 from pseudoloss.errors import InputError
@@ -116,7 +116,7 @@ def evaluate(
     model: "Model",
     source: Source,
     part: Part | None = None,
-    options: Options | None = None,
+    options: ReadOptions | None = None,
     progress: Progress = no_progress,
 ) -> Evaluation:
     """Compare what a model says with the labels of a source.
@@ -128,7 +128,7 @@ def evaluate(
         options: the columns of a table.
         progress: is told how far it has come.
     """
-    asked = open_part(source, part, options or Options())
+    asked = open_part(source, part, options or ReadOptions())
     if not asked.labels:
         raise InputError(f"{asked.source}: has no images")
     label_N = _places(asked, model.classes)
@@ -177,7 +177,7 @@ def evaluate(
     )
 
 
-def open_part(source: Source, part: Part | None, options: Options) -> Labelled:
+def open_part(source: Source, part: Part | None, options: ReadOptions) -> Labelled:
     """A part of a source; without its name the one for testing, or all where there is none."""
     in_files = image_parts(source, options)
     parts: dict[str, Any]
@@ -195,13 +195,13 @@ def open_part(source: Source, part: Part | None, options: Options) -> Labelled:
     if part is not None and part not in parts:
         raise InputError(f"--part {part}: {words} has no such part (it has {', '.join(parts)})")
     chosen: str = part or next(name for name in ("test", "val", "train") if name in parts)
-    found: Listed | ImageSet = parts[chosen]
+    found: LabelledFiles | ImageSet = parts[chosen]
     shown = "all" if list(parts) == ["train"] else chosen
-    if isinstance(found, Listed):
+    if isinstance(found, LabelledFiles):
         return Labelled(words, shown, found.paths, found.names, found.labels)
     images = found.images_NCHW
     labels = [found.classes[c] for c in found.given_N.tolist()]
-    pixels = images.paths if isinstance(images, FileImages) else images
+    pixels = images.paths if isinstance(images, ImageFiles) else images
     return Labelled(words, shown, pixels, found.paths, labels)
 
 

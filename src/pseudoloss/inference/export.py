@@ -183,8 +183,8 @@ def compare(path: Path, form: Format, model: Model) -> float | None:
 def _read_onnx(path: Path) -> Predict:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda images: np.asarray(session.run(None, {"images": images})[0])
+    trainer = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: np.asarray(trainer.run(None, {"images": images})[0])
 
 
 def _read_torchscript(path: Path) -> Predict:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 import numpy as np
 import pandas as pd
 
-from pseudoloss.data import Options, Reader, Skipped
+from pseudoloss.data import Reader, ReadOptions, Skipped
 from pseudoloss.data.decoding import Entry, UnreadableError, shown
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.data.sources.folder import files_below
@@ -23,7 +23,7 @@ from pseudoloss.engine.tracking import images_at_once
 from pseudoloss.errors import InputError
 from pseudoloss.files import to_json, write_atomically
 from pseudoloss.paths import as_path, at_home
-from pseudoloss.progress import Silent, Teller
+from pseudoloss.progress import Reporter, SilentReporter
 
 if TYPE_CHECKING:
     from pseudoloss.inference.model import Model
@@ -54,7 +54,7 @@ def find_images(images: Sequence[str | Path]) -> list[Path]:
         elif not path.exists():
             raise InputError(f"{words}: no such file or folder")
         elif path.suffix.lower() in TABLE_SUFFIXES:
-            inside = table_files(path, Options.path_column, str(words))
+            inside = table_files(path, ReadOptions.path_column, str(words))
         else:
             inside = [path]
         if not inside:
@@ -191,15 +191,15 @@ def write_predictions(
     form: Format = "csv",
     top: int = 1,
     probabilities: bool = False,
-    teller: Teller | None = None,
+    reporter: Reporter | None = None,
 ) -> None:
     """Write a row an image as soon as its batch is done, and tell of files that cannot be read."""
-    teller = teller or Silent()
+    reporter = reporter or SilentReporter()
     skipped: list[Skipped] = []
     header = True
-    for batch in predict_batches(model, paths, teller.progress):
+    for batch in predict_batches(model, paths, reporter.progress):
         for entry in batch.skipped:
-            teller.notice(f"{entry.path}: left out ({entry.reason})")
+            reporter.notice(f"{entry.path}: left out ({entry.reason})")
         skipped += batch.skipped
         names = [shown(paths[place]) for place in batch.places]
         row = (names, batch.probabilities_BC, model.classes, top, probabilities)
@@ -214,7 +214,7 @@ def write_predictions(
         file.flush()
     refuse_if_none(len(paths), skipped)
     if skipped:
-        teller.notice(f"{len(skipped):,} of {len(paths):,} files cannot be read and are left out")
+        reporter.notice(f"{len(skipped):,} of {len(paths):,} files cannot be read and are left out")
 
 
 def write_predictions_to(out: Path, model: "Model", paths: Sequence[Path], **options: Any) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from pseudoloss.config import Settings
 from pseudoloss.methods import pls
-from pseudoloss.methods.batch import Batch, Seen, Shown
+from pseudoloss.methods.batch import Batch, Outputs, ViewBatch
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.memory import Memory
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.nn.views import Views
 
-__all__ = ["Batch", "Method", "Part", "Seen", "Shown", "build"]
+__all__ = ["Batch", "Method", "Outputs", "Part", "ViewBatch", "build"]
 
 
 class Part(Protocol):
@@ -27,10 +27,10 @@ class Part(Protocol):
     def guess_in_eval(self) -> bool:
         """Whether the views for guesses are seen in evaluation mode."""
 
-    def show(self, views: Views, batch: Batch) -> Shown:
+    def show(self, views: Views, batch: Batch) -> ViewBatch:
         """The views of a step."""
 
-    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+    def loss(self, seen: Outputs, batch: Batch, memory: Memory) -> Tensor:
         """A scalar. May write into the memory."""
 
 

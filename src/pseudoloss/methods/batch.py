@@ -16,14 +16,14 @@ class Batch(NamedTuple):
     draws_BK: Tensor  # uniform, for the views
 
 
-class Shown(NamedTuple):
+class ViewBatch(NamedTuple):
     """The views that the network is to see, in this order."""
 
-    for_guesses: list[Tensor]  # without gradients
-    for_losses: list[Tensor]
+    no_grad: list[Tensor]  # without gradients
+    with_grad: list[Tensor]
 
 
-class Seen(NamedTuple):
+class Outputs(NamedTuple):
     """Logits and projection of each view that was shown."""
 
     guessed: list[tuple[Tensor, Tensor]]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.methods.batch import Batch, Seen, Shown
+from pseudoloss.methods.batch import Batch, Outputs, ViewBatch
 from pseudoloss.methods.memory import Memory
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
@@ -20,9 +20,9 @@ class CrossEntropy:
     def warm_up(self) -> "CrossEntropy":
         return self
 
-    def show(self, views: Views, batch: Batch) -> Shown:
-        return Shown([], [views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])])
+    def show(self, views: Views, batch: Batch) -> ViewBatch:
+        return ViewBatch([], [views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])])
 
-    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+    def loss(self, seen: Outputs, batch: Batch, memory: Memory) -> Tensor:
         ((logits_BC, _),) = seen.learnt
         return F.cross_entropy(logits_BC, batch.given_B)

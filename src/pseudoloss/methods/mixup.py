@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.methods.batch import Batch, Seen, Shown
+from pseudoloss.methods.batch import Batch, Outputs, ViewBatch
 from pseudoloss.methods.memory import Memory
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
@@ -35,11 +35,11 @@ class Mixup:
     def warm_up(self) -> "Mixup":
         return self
 
-    def show(self, views: Views, batch: Batch) -> Shown:
+    def show(self, views: Views, batch: Batch) -> ViewBatch:
         view = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
-        return Shown([], [mix(view, batch.partner_B, batch.lam)])
+        return ViewBatch([], [mix(view, batch.partner_B, batch.lam)])
 
-    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+    def loss(self, seen: Outputs, batch: Batch, memory: Memory) -> Tensor:
         ((logits_BC, _),) = seen.learnt
         given_BC = F.one_hot(batch.given_B, logits_BC.shape[1]).float()
         return cross_entropy(logits_BC, mix(given_BC, batch.partner_B, batch.lam)).mean()

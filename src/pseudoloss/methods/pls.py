@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.methods.batch import Batch, Seen, Shown
+from pseudoloss.methods.batch import Batch, Outputs, ViewBatch
 from pseudoloss.methods.memory import Memory
 from pseudoloss.methods.mixture import Mixture, fit_two_modes
 from pseudoloss.methods.mixup import Mixup, cross_entropy, mix
@@ -34,7 +34,7 @@ def not_low_loss(mixture: Mixture, threshold: float) -> Tensor:
     return ~(mixture.low_N > threshold)
 
 
-def believe_every_class(
+def protect_rare_classes(
     noisy_N: Tensor, loss_N: Tensor, given_N: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
     """Ours: where most labels are believed, but none of a class, those of its labels count as right
@@ -223,21 +223,21 @@ class PLS:
         """Lines 1 to 7: mixup on the given labels."""
         return Mixup()
 
-    def show(self, views: Views, batch: Batch) -> Shown:
+    def show(self, views: Views, batch: Batch) -> ViewBatch:
         """Lines 11 to 15: two weak views, of which the first is mixed too, and a strong one."""
         _, images_BCHW, _, partner_B, lam, draws_BK = batch
         first_draws, second_draws, strong_draws = draws_BK.split(
             [WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1
         )
         weak_view = views.weak(images_BCHW, first_draws)
-        shown = Shown([], [mix(weak_view, partner_B, lam)])
+        shown = ViewBatch([], [mix(weak_view, partner_B, lam)])
         if self.guess is not None:
-            shown.for_guesses.extend([weak_view, views.weak(images_BCHW, second_draws)])
+            shown.no_grad.extend([weak_view, views.weak(images_BCHW, second_draws)])
         if self.contrast:
-            shown.for_losses.append(views.strong(images_BCHW, strong_draws))
+            shown.with_grad.append(views.strong(images_BCHW, strong_draws))
         return shown
 
-    def loss(self, seen: Seen, batch: Batch, memory: Memory) -> Tensor:
+    def loss(self, seen: Outputs, batch: Batch, memory: Memory) -> Tensor:
         """Lines 16 to 27."""
         index_B, _, given_B, partner_B, lam, _ = batch
         target_BC = F.one_hot(given_B, len(self.prior_C)).float()

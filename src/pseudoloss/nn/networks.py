@@ -57,13 +57,13 @@ class Network(nn.Module):
             enabled=self.precision != torch.float32,
             cache_enabled=False,
         ):
-            how = self._how(x_BChw.device, groups, free)
-            features = self.backbone(x_BChw, *([how] if self.fused else []))
+            ops = self._how(x_BChw.device, groups, free)
+            features = self.backbone(x_BChw, *([ops] if self.fused else []))
             heads = (self.classifier, self.projection)
-            logits, projected = (how.linear(head, features).float() for head in heads)
+            logits, projected = (ops.linear(head, features).float() for head in heads)
             return logits, projected
 
-    def together(self, *views: Tensor, free: int = 0) -> list[tuple[Tensor, Tensor]]:
+    def forward_views(self, *views: Tensor, free: int = 0) -> list[tuple[Tensor, Tensor]]:
         """What `forward` gives for one view after another, the first ones `free` of gradients; in
         one pass where that is faster."""
         if self.fused and self.training:
@@ -77,7 +77,7 @@ class Network(nn.Module):
         return [(a.detach(), b.detach()) for a, b in parts[:free]] + parts[free:]
 
     @contextmanager
-    def unchanging(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """For calls in evaluation mode between which no weight changes: what is derived from
         weights is derived once."""
         self.eval()
@@ -147,16 +147,16 @@ class PreActBlock(nn.Module):
         same = stride == 1 and inputs == outputs
         self.shortcut = None if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
-    def forward(self, x: Any, skip: Any, how: Plain) -> tuple[Any, Any]:
+    def forward(self, x: Any, skip: Any, ops: Plain) -> tuple[Any, Any]:
         """From x + skip to the two that the next norm sums."""
         keep = self.shortcut is None and not self.active
-        total, active = how.sum_norm_relu(self.norm1, x, skip, keep=keep)
+        total, active = ops.sum_norm_relu(self.norm1, x, skip, keep=keep)
         if self.shortcut is None:
             shortcut = active if self.active else total
-            active = how.conv_norm_relu(self.conv1, self.norm2, active)
+            active = ops.conv_norm_relu(self.conv1, self.norm2, active)
         else:
-            active, shortcut = how.downsample(self.conv1, self.norm2, self.shortcut, active)
-        return how.conv(self.conv2, active), shortcut
+            active, shortcut = ops.downsample(self.conv1, self.norm2, self.shortcut, active)
+        return ops.conv(self.conv2, active), shortcut
 
 
 class PreActResNet18(nn.Module):
@@ -184,16 +184,16 @@ class PreActResNet18(nn.Module):
         self.final_norm = nn.BatchNorm2d(self.FEATURES) if final_norm else None
         _start_convolutions(self)
 
-    def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
+    def forward(self, x_BChw: Tensor, ops: Plain = PLAIN) -> Tensor:
         if self.stem_norm is None:
-            x, skip = how.first(self.stem, x_BChw), None
+            x, skip = ops.first(self.stem, x_BChw), None
         else:
-            x, skip = how.first_norm_relu(self.stem, self.stem_norm, x_BChw), None
+            x, skip = ops.first_norm_relu(self.stem, self.stem_norm, x_BChw), None
         for block in self.blocks:
-            x, skip = block(x, skip, how)
+            x, skip = block(x, skip, ops)
         if self.final_norm is not None:
-            (_, x), skip = how.sum_norm_relu(self.final_norm, x, skip, keep=False), None
-        return how.pool(x, skip)
+            (_, x), skip = ops.sum_norm_relu(self.final_norm, x, skip, keep=False), None
+        return ops.pool(x, skip)
 
 
 class SmallCNN(nn.Module):
@@ -211,12 +211,12 @@ class SmallCNN(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for outputs in widths[1:])
         _start_convolutions(self)
 
-    def forward(self, x_BChw: Tensor, how: Plain = PLAIN) -> Tensor:
+    def forward(self, x_BChw: Tensor, ops: Plain = PLAIN) -> Tensor:
         (first, *convs), (first_norm, *norms) = self.convs, self.norms
-        x = how.first_norm_relu(cast(Any, first), cast(Any, first_norm), x_BChw)
+        x = ops.first_norm_relu(cast(Any, first), cast(Any, first_norm), x_BChw)
         for conv, norm in cast(Any, zip(convs, norms, strict=True)):
-            x = how.conv_norm_relu(conv, norm, x)
-        return how.pool(x)
+            x = ops.conv_norm_relu(conv, norm, x)
+        return ops.pool(x)
 
 
 def _convolutions(module: nn.Module) -> list[nn.Conv2d]:

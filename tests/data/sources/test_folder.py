@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pseudoloss.data import Listing, Options, Reader, absolute, find_source
+from pseudoloss.data import Reader, ReadOptions, ScannedSource, absolute, find_source
 from pseudoloss.data.sources.folder import files_below, folder_parts
 from pseudoloss.engine.training import train
 from pseudoloss.errors import InputError
 
-ALL = Options(hold_out=0)
+ALL = ReadOptions(hold_out=0)
 
 
 def names_of(folder, options=ALL):
     found = find_source(folder, options)
-    assert isinstance(found, Listing)
+    assert isinstance(found, ScannedSource)
     return dict(zip(found.train.names, found.train.labels, strict=True))
 
 
@@ -203,7 +203,7 @@ def test_a_class_that_looks_like_a_part_hides_no_other(photos):
 def test_files_beside_the_classes_are_told(photos):
     folder = photos("cat/a.png", "dog/a.png", "loose.png", ".hidden.png")
     reason = "lies in no folder of a class"
-    for options in (ALL, Options(hold_out=0, strict=True)):  # it can be read
+    for options in (ALL, ReadOptions(hold_out=0, strict=True)):  # it can be read
         assert [vars(entry) for entry in find_source(folder, options).skipped] == [
             {"path": "loose.png", "reason": reason}
         ]
@@ -211,7 +211,9 @@ def test_files_beside_the_classes_are_told(photos):
     parted = photos(*parts, "x.png", "train/y.png", "test/z.png", root="parted")
     names = ["x.png", "train/y.png", "test/z.png"]
     assert [entry.path for entry in find_source(parted).skipped] == names
-    found = find_source(photos("cat/a.png", "dog/a.png", root="other"), Options(test=str(folder)))
+    found = find_source(
+        photos("cat/a.png", "dog/a.png", root="other"), ReadOptions(test=str(folder))
+    )
     assert [entry.path for entry in found.skipped] == ["loose.png"]
 
 
@@ -223,31 +225,31 @@ def test_a_folder_for_testing(photos):
         photos(*(f"test/{name}" for name in names), root="parted"),
     )
     for test in (flat, parted):
-        found = find_source(folder, Options(test=str(test)))
+        found = find_source(folder, ReadOptions(test=str(test)))
         assert (len(found.train), len(found.test)) == (8, 8)
         assert (found.test_name, found.noisy_test) == (f"the images of {test.name}", False)
     table = flat / "t.csv"
     table.write_text("path,label,split\na/1.png,a,test\nb/1.png,b,test\n")
-    assert len(find_source(folder, Options(test=str(table))).test) == 2
+    assert len(find_source(folder, ReadOptions(test=str(table))).test) == 2
 
 
 def test_broken_images_to_test_on(photos):
     names = [f"{k}/{i}.png" for k in "ab" for i in range(4)]
     folder, test = photos(*names), photos("a/0.png", root="test")
     (test / "a" / "1.png").write_text("no image")
-    found = find_source(folder, Options(test=str(test)))
+    found = find_source(folder, ReadOptions(test=str(test)))
     assert (len(found.test), found.skipped[0].path) == (1, "a/1.png")
     with pytest.raises(InputError, match=r"--test .*: a/1.png cannot be read"):
-        find_source(folder, Options(test=str(test), strict=True))
+        find_source(folder, ReadOptions(test=str(test), strict=True))
     (test / "a" / "0.png").unlink()
     with pytest.raises(InputError, match=r"--test .*: no images can be read"):
-        find_source(folder, Options(test=str(test)))
+        find_source(folder, ReadOptions(test=str(test)))
     parted = photos(*(f"train/{name}" for name in names), root="parted")
     (parted / "val" / "a").mkdir(parents=True)
     (parted / "val" / "a" / "0.png").write_text("no image")
     assert find_source(parted).test is None
     with pytest.raises(InputError, match=r"val/a/0.png cannot be read"):
-        find_source(parted, Options(strict=True))
+        find_source(parted, ReadOptions(strict=True))
 
 
 # -------------------------------------------------------------------------------- wrong inputs
@@ -272,7 +274,7 @@ def test_broken_images_to_test_on(photos):
 def test_wrong_folders(photos, names, options, message):
     folder = photos(*names)
     with pytest.raises(InputError, match=message) as error:
-        find_source(str(folder), Options(**options))
+        find_source(str(folder), ReadOptions(**options))
     assert "\n" not in str(error.value)
 
 
@@ -283,7 +285,7 @@ def test_a_folder_of_broken_files(photos):
     with pytest.raises(InputError, match=r"no images can be read \(cat/a.jpg: not an image"):
         find_source(folder)
     with pytest.raises(InputError, match=r"cat/a.jpg cannot be read .*without --strict"):
-        find_source(folder, Options(strict=True))
+        find_source(folder, ReadOptions(strict=True))
 
 
 @pytest.mark.parametrize("words", ["", "~nobody-here/photos", "x" * 5000, "no\0where"])

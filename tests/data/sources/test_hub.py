@@ -11,10 +11,10 @@ from PIL import Image
 import pseudoloss as pl
 from conftest import TINY
 from pseudoloss.cli import main
-from pseudoloss.data import Options, Reader, absolute, find_source
+from pseudoloss.data import Reader, ReadOptions, absolute, find_source
 from pseudoloss.errors import InputError
 
-ALL = Options(hold_out=0)
+ALL = ReadOptions(hold_out=0)
 READER = Reader(3, (8, 8))
 
 
@@ -77,7 +77,7 @@ def test_columns_are_found_by_type_then_by_name():
     texts = make().cast_column("label", datasets.Value("string"))
     assert find_source(texts, ALL).classes == ("0", "1")
     other = make(other=[7, 8] * 4)
-    assert find_source(other, Options(label_column="other", hold_out=0)).classes == ("7", "8")
+    assert find_source(other, ReadOptions(label_column="other", hold_out=0)).classes == ("7", "8")
 
 
 def test_arrays_and_bytes_in_plain_columns():
@@ -105,7 +105,7 @@ def test_broken_images_are_left_out(tmp_path):
     assert {entry.path for entry in skipped} == {f"Dataset[{i}]" for i in (2, 3, 4, 5)}
     assert {entry.reason for entry in skipped} >= {"No such file or directory", "empty file"}
     with pytest.raises(InputError, match="without --strict"):
-        find_source(rows, Options(strict=True))
+        find_source(rows, ReadOptions(strict=True))
 
 
 def test_a_test_part_without_labels_is_passed_over():
@@ -129,7 +129,7 @@ def test_a_saved_folder(tmp_path, monkeypatch):
     assert found.train.names[0] == "hf:saved[train][0]"
     assert absolute("hf:saved") == f"hf:{tmp_path / 'saved'}"
     assert absolute("hf:owner/name:config") == "hf:owner/name:config"
-    again = find_source("hf:saved", Options(test="hf:saved"))
+    again = find_source("hf:saved", ReadOptions(test="hf:saved"))
     assert len(again.test) == 4
 
 
@@ -207,7 +207,7 @@ def test_without_the_library(monkeypatch):
 )
 def test_wrong_datasets(change, options, message):
     with pytest.raises(InputError, match=message) as error:
-        find_source(change(make()), Options(**options))
+        find_source(change(make()), ReadOptions(**options))
     assert "\n" not in str(error.value)
 
 

@@ -10,10 +10,10 @@ from torchvision.transforms import ToTensor
 
 import pseudoloss as pl
 from conftest import TINY, make_images
-from pseudoloss.data import Options, Reader, find_source
+from pseudoloss.data import Reader, ReadOptions, find_source
 from pseudoloss.errors import InputError
 
-ALL = Options(hold_out=0)
+ALL = ReadOptions(hold_out=0)
 READER = Reader(3, (8, 8))
 
 

@@ -14,7 +14,7 @@ import pseudoloss as pl
 from pseudoloss.cli import main
 from pseudoloss.cli.inspection import inspect
 from pseudoloss.config import request
-from pseudoloss.data import OUT, FileImages, Options, Reader, absolute, find_source, open_source
+from pseudoloss.data import OUT, ImageFiles, Reader, ReadOptions, absolute, find_source, open_source
 from pseudoloss.data import scanning as listings
 from pseudoloss.data.images import in_order
 from pseudoloss.engine.choices import choose_reader
@@ -303,7 +303,7 @@ def test_the_web_sets_stay_in_their_files_where_memory_is_short(web, tmp_path, m
     runs = [pl.train(words, tmp_path / "host", images="host", **WEB)]
     monkeypatch.setattr(listings, "free_memory", lambda: 2**20)
     data, _ = read(words)
-    assert isinstance(data.train.images_NCHW, FileImages)
+    assert isinstance(data.train.images_NCHW, ImageFiles)
     assert inspect(words).plan.images == "files"
     runs.append(pl.train(words, tmp_path / "files", **WEB))
     tables = [(tmp_path / name / "labels.csv").read_bytes() for name in ("host", "files")]
@@ -365,14 +365,14 @@ def test_missing_files_end_the_command(web, tmp_path, capsys):
 )
 def test_what_a_recipe_leaves_no_choice_about(web, options, message):
     with pytest.raises(InputError, match=message):
-        find_source(f"web-bird:{web}", Options(**options))
+        find_source(f"web-bird:{web}", ReadOptions(**options))
 
 
 def test_web_sets_and_images_of_ones_own_test_each_other(web, photos):
-    found = find_source(f"web-bird:{web}", Options(test=str(photos("0/a.png", "2/b.png"))))
+    found = find_source(f"web-bird:{web}", ReadOptions(test=str(photos("0/a.png", "2/b.png"))))
     assert (found.test.labels, found.test_name) == (("0", "2"), "the images of photos")
     mine = photos("0/a.png", "1/a.png", "2/a.png", root="mine")
-    found = find_source(mine, Options(test=f"web-bird:{web}"))
+    found = find_source(mine, ReadOptions(test=f"web-bird:{web}"))
     assert found.test.names == tuple(f"val/k{i}/a:b.png" for i in range(3))
 
 

@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
-from pseudoloss.data import Options, find_source
+from pseudoloss.data import ReadOptions, find_source
 from pseudoloss.data.sources.table import table_files
 from pseudoloss.errors import InputError
 
-ALL = Options(hold_out=0)
+ALL = ReadOptions(hold_out=0)
 FOUR = ("0.png", "1.png", "in/2.png", "in/3.png")
 
 
@@ -43,7 +43,7 @@ def test_tsv_and_parquet(table):
 
 def test_other_names_of_columns(table):
     path = table("file,kind,part,label\n0.png,a,train,x\n1.png,b,train,x\n")
-    options = Options(path_column="file", label_column="kind", split_column="part", hold_out=0)
+    options = ReadOptions(path_column="file", label_column="kind", split_column="part", hold_out=0)
     assert find_source(path, options).train.labels == ("a", "b")
 
 
@@ -123,7 +123,7 @@ def test_missing_files_are_left_out_with_a_reason(table):
         {"path": "in", "reason": "Is a directory"},
     ]
     with pytest.raises(InputError, match=r"no.png cannot be read .* without --strict"):
-        find_source(path, Options(strict=True))
+        find_source(path, ReadOptions(strict=True))
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_parquet_that_is_broken_or_has_gaps(table):
 def test_another_split_column_must_be_there(table):
     path = table("path,label,part\n0.png,a,train\n")
     with pytest.raises(InputError, match=r"no column prt .*; did you mean part"):
-        find_source(path, Options(split_column="prt"))
+        find_source(path, ReadOptions(split_column="prt"))
 
 
 def test_options_are_for_images_that_are_read():
     for name, value in (("strict", True), ("test", "x"), ("path_column", "x")):
         with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for folders"):
-            find_source("digits", Options(**{name: value}))
+            find_source("digits", ReadOptions(**{name: value}))

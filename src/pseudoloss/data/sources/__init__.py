@@ -11,11 +11,11 @@ import numpy as np
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.images import Data, arrays, check_trainable, with_held_out
 from pseudoloss.data.scanning import (
-    Listed,
-    Listing,
-    Options,
+    LabelledFiles,
     Parts,
     Progress,
+    ReadOptions,
+    ScannedSource,
     list_files,
     no_progress,
     with_test,
@@ -52,8 +52,11 @@ NPZ_ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true
 
 
 def find_source(
-    source: Source, options: Options | None = None, seed: int = 1, progress: Progress = no_progress
-) -> Data | Listing:
+    source: Source,
+    options: ReadOptions | None = None,
+    seed: int = 1,
+    progress: Progress = no_progress,
+) -> Data | ScannedSource:
     """A source: its images, checked; or, of images that are still to be decoded, what there is.
 
     Args:
@@ -67,7 +70,7 @@ def find_source(
         seed: decides which images are held out.
         progress: is told how far reading has come.
     """
-    options = options or Options()
+    options = options or ReadOptions()
     parts = image_parts(source, options, progress)
     if parts is not None:
         if parts.recipe is not None:
@@ -109,20 +112,22 @@ def _has_columns(source: Source | None) -> bool:
 
 
 def _refuse(
-    options: Options, names: Sequence[str], those: str = "folders and tables of images"
+    options: ReadOptions, names: Sequence[str], those: str = "folders and tables of images"
 ) -> None:
     """Refuse options that mean nothing for a source."""
     for name in names:
-        if vars(options)[name] != vars(Options())[name]:
+        if vars(options)[name] != vars(ReadOptions())[name]:
             raise InputError(f"--{name.replace('_', '-')} is for {those}")
 
 
-def _refuse_hold_out(options: Options, name: str) -> None:
+def _refuse_hold_out(options: ReadOptions, name: str) -> None:
     if options.hold_out:
         raise InputError(f"--hold-out: {name} has test images already")
 
 
-def image_parts(source: Any, options: Options, progress: Progress = no_progress) -> Parts | None:
+def image_parts(
+    source: Any, options: ReadOptions, progress: Progress = no_progress
+) -> Parts | None:
     """The parts of a source whose images are still to be decoded; None for others."""
     if isinstance(source, str | Path):
         if not source:
@@ -136,8 +141,8 @@ def image_parts(source: Any, options: Options, progress: Progress = no_progress)
 
 
 def set_parts(
-    source: Any, options: Options, name: str, progress: Progress = no_progress
-) -> dict[str, Listed]:
+    source: Any, options: ReadOptions, name: str, progress: Progress = no_progress
+) -> dict[str, LabelledFiles]:
     """The parts of a data set of others, or of a dict of such."""
     if isinstance(source, dict):
         chosen = part_names(source, name)
@@ -160,7 +165,7 @@ def set_parts(
     return parts
 
 
-def named_test(options: Options) -> Listed:
+def named_test(options: ReadOptions) -> LabelledFiles:
     """The images of --test: all that is in a folder, in a table, or in its part for testing."""
     words = options.test or ""
     parts = file_parts(words, options)
@@ -174,12 +179,12 @@ def named_test(options: Options) -> Listed:
 def open_source(source: Source) -> Data:
     """The images of a source that are not in files of their own (see `find_source`)."""
     found = find_source(source)
-    if isinstance(found, Listing):
+    if isinstance(found, ScannedSource):
         raise InputError(f"{found.name}: is a source of image files, which must be read first")
     return found
 
 
-def file_parts(words: str, options: Options) -> Parts | None:
+def file_parts(words: str, options: ReadOptions) -> Parts | None:
     """The parts of a folder, a table, a published set of image files or a set of the hub; None
     where words mean something else."""
     kind, colon, place = words.partition(":")

@@ -10,7 +10,7 @@ from typing import Any
 from pseudoloss.config import PRESETS
 from pseudoloss.data.decoding import Reader
 from pseudoloss.data.images import in_order
-from pseudoloss.data.scanning import Listed, Parts, Recipe, name_of
+from pseudoloss.data.scanning import LabelledFiles, Parts, Recipe, name_of
 from pseudoloss.data.sources.folder import images_below
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
@@ -75,7 +75,7 @@ def _present(training: Path) -> str:
     return f" (RATIO there: {', '.join(ratios)})" if ratios else ""
 
 
-def _by_class(folder: Path, root: Path, spec: str) -> Listed:
+def _by_class(folder: Path, root: Path, spec: str) -> LabelledFiles:
     """The images in a folder of folders of classes."""
     paths: list[Path] = []
     labels: list[str] = []
@@ -87,10 +87,10 @@ def _by_class(folder: Path, root: Path, spec: str) -> Listed:
         labels += [name] * len(inside)
     if not paths:
         raise InputError(f"{spec}: {folder}/ holds no folders of classes; {OWNERS}")
-    return Listed(tuple(paths), tuple(name_of(path, root) for path in paths), tuple(labels))
+    return LabelledFiles(tuple(paths), tuple(name_of(path, root) for path in paths), tuple(labels))
 
 
-def _check_classes(part: Listed, folder: Path, spec: str) -> None:
+def _check_classes(part: LabelledFiles, folder: Path, spec: str) -> None:
     """All classes are there, and none is far smaller than the others."""
     counts = Counter(part.labels)
     if len(counts) != CLASSES:
@@ -107,7 +107,7 @@ def _check_classes(part: Listed, folder: Path, spec: str) -> None:
         )
 
 
-def _check_share(train: Listed, share: float, folder: Path, spec: str) -> None:
+def _check_share(train: LabelledFiles, share: float, folder: Path, spec: str) -> None:
     """As many images are from the web as the name of the folder says."""
     web = sum(map(_from_web, train.names)) / len(train.names)
     if abs(web - share) >= FAR:
@@ -141,7 +141,7 @@ def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
 
 
 def _truths(
-    train: Listed, notes: dict[str, list[tuple[str, bool]]], spec: str
+    train: LabelledFiles, notes: dict[str, list[tuple[str, bool]]], spec: str
 ) -> tuple[str | None, ...]:
     found: list[str | None] = []
     for name, label in zip(train.names, train.labels, strict=True):

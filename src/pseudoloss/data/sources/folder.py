@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pseudoloss.data.decoding import shown
-from pseudoloss.data.scanning import Listed, name_of
+from pseudoloss.data.scanning import LabelledFiles, name_of
 from pseudoloss.errors import InputError
 
 PARTS = {
@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".ti
 SOME = 5  # more folders than this are not all named in an error
 
 
-def folder_parts(root: Path, where: str) -> dict[str, Listed]:
+def folder_parts(root: Path, where: str) -> dict[str, LabelledFiles]:
     """The parts of a folder: "train", "val" and "test", those that are there.
 
     A folder of such a name is a part if it holds folders; otherwise it is a class of that name.
@@ -61,7 +61,7 @@ def part_names(names: Iterable[str], where: str) -> dict[str, str]:
     return found
 
 
-def class_folders(root: Path, base: Path, where: str) -> Listed:
+def class_folders(root: Path, base: Path, where: str) -> LabelledFiles:
     """Every file below each folder of `root`; the folder's name is the label."""
     folders = _folders(root, where)
     if not folders:
@@ -78,7 +78,7 @@ def class_folders(root: Path, base: Path, where: str) -> Listed:
         labels += [shown(folder.name)] * len(inside)
         empty += [] if inside else [shown(folder.name)]
     names = tuple(name_of(path, base) for path in paths)
-    return Listed(tuple(paths), names, tuple(labels), _loose(root, base), tuple(empty))
+    return LabelledFiles(tuple(paths), names, tuple(labels), _loose(root, base), tuple(empty))
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any
 from pseudoloss.config import did_you_mean
 from pseudoloss.data.decoding import Item
 from pseudoloss.data.items import Rows
-from pseudoloss.data.scanning import Listed, Options
+from pseudoloss.data.scanning import LabelledFiles, ReadOptions
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
 
@@ -54,8 +54,8 @@ def is_dataset(source: Any) -> bool:
 
 
 def dataset_rows(
-    rows: Any, options: Options, where: str, may_lack_labels: bool = False
-) -> Listed | None:
+    rows: Any, options: ReadOptions, where: str, may_lack_labels: bool = False
+) -> LabelledFiles | None:
     """The rows of a `Dataset`; None where it has no labels and may lack them."""
     import datasets
 
@@ -65,7 +65,7 @@ def dataset_rows(
     image = _image_column(rows, options, where)
     label = _label_column(rows, options, where)
     if len(rows) == 0:
-        return Listed((), (), ())
+        return LabelledFiles((), (), ())
     labels = _labels(rows, label, where, may_lack_labels)
     if labels is None:
         return None
@@ -77,22 +77,22 @@ def dataset_rows(
             names = files
     source = Rows(lambda i: rows[i][image], where)
     items = tuple(Item(partial(source.content, i)) for i in range(len(rows)))
-    return Listed(items, tuple(names), labels)
+    return LabelledFiles(items, tuple(names), labels)
 
 
-def _image_column(rows: Any, options: Options, where: str) -> str:
+def _image_column(rows: Any, options: ReadOptions, where: str) -> str:
     import datasets
 
-    if options.path_column != Options.path_column:
+    if options.path_column != ReadOptions.path_column:
         return _named(rows, options.path_column, "--path-column", where)
     typed = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Image)]
     return _only(typed, IMAGES, rows, "images", "--path-column", where)
 
 
-def _label_column(rows: Any, options: Options, where: str) -> str:
+def _label_column(rows: Any, options: ReadOptions, where: str) -> str:
     import datasets
 
-    if options.label_column != Options.label_column:
+    if options.label_column != ReadOptions.label_column:
         return _named(rows, options.label_column, "--label-column", where)
     typed = [name for name, kind in rows.features.items() if isinstance(kind, datasets.ClassLabel)]
     return _only(typed, LABELS, rows, "labels", "--label-column", where)

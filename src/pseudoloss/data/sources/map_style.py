@@ -9,7 +9,7 @@ from PIL import Image
 
 from pseudoloss.data.decoding import Item, UnreadableError, header, hushed
 from pseudoloss.data.items import Rows, as_content
-from pseudoloss.data.scanning import Listed, Progress, no_progress
+from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
 from pseudoloss.errors import InputError
 
 
@@ -20,7 +20,7 @@ def is_map_style(source: Any) -> bool:
     return not known and hasattr(source, "__len__") and hasattr(source, "__getitem__")
 
 
-def dataset_items(source: Any, where: str, progress: Progress = no_progress) -> Listed:
+def dataset_items(source: Any, where: str, progress: Progress = no_progress) -> LabelledFiles:
     """The items of a data set. Where it has no `targets`, each is asked for its label."""
     rows = Rows(source.__getitem__, where)
     classes = _of(source, "classes")
@@ -44,7 +44,7 @@ def dataset_items(source: Any, where: str, progress: Progress = no_progress) -> 
             items.append(item)
             labels.append(_label(label, classes, f"{where}[{i}]"))
     names = [f"{where}[{i}]" if files is None else str(files[i][0]) for i in range(len(items))]
-    return Listed(tuple(items), tuple(names), tuple(labels))
+    return LabelledFiles(tuple(items), tuple(names), tuple(labels))
 
 
 def _of(source: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ import pandas as pd
 from pandas.api.types import is_scalar
 
 from pseudoloss.config import did_you_mean
-from pseudoloss.data.scanning import Listed, Options, name_of
+from pseudoloss.data.scanning import LabelledFiles, ReadOptions, name_of
 from pseudoloss.data.sources.folder import PARTS
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
@@ -19,7 +19,7 @@ from pseudoloss.paths import at_home
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
-def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
+def table_parts(path: Path, options: ReadOptions, where: str) -> dict[str, LabelledFiles]:
     """The parts of a table. Paths in it begin beside the table, or at the root of the disk."""
     columns = (options.path_column, options.label_column, options.split_column)
     rows = read_rows(path, where, columns)
@@ -38,7 +38,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
             PARTS.get(split.strip().lower(), split)
             for split in texts(rows[options.split_column], options.split_column, where)
         ]
-    elif options.split_column != Options.split_column:
+    elif options.split_column != ReadOptions.split_column:
         hint = did_you_mean(options.split_column, map(str, rows.columns))
         raise InputError(
             f"{where}: has no column {options.split_column} (see --split-column){hint}"
@@ -55,7 +55,7 @@ def table_parts(path: Path, options: Options, where: str) -> dict[str, Listed]:
         chosen = [i for i, split in enumerate(splits) if split == part]
         if chosen:
             files = [places[i] for i in chosen]
-            parts[part] = Listed(
+            parts[part] = LabelledFiles(
                 tuple(files),
                 tuple(name_of(file, root) for file in files),
                 tuple(labels[i] for i in chosen),

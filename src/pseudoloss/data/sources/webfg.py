@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pseudoloss.data.decoding import Reader
-from pseudoloss.data.scanning import Listed, Parts, Recipe, name_of
+from pseudoloss.data.scanning import LabelledFiles, Parts, Recipe, name_of
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
 
@@ -26,7 +26,7 @@ def web(name: str, folder: str) -> Parts:
     return Parts(name, listed, Recipe(READER, MEAN, STD, preset=name))
 
 
-def _listed(root: Path, part: str, spec: str) -> Listed:
+def _listed(root: Path, part: str, spec: str) -> LabelledFiles:
     """The images of a list, with their classes. Paths begin in the folder itself or in its part."""
     path = root / f"{part}-list.txt"
     try:
@@ -51,4 +51,4 @@ def _listed(root: Path, part: str, spec: str) -> Listed:
         labels.append(label.strip())
     if not paths:
         raise InputError(f"{spec}: {path} is empty; {OWNERS}")
-    return Listed(tuple(paths), tuple(name_of(path, root) for path in paths), tuple(labels))
+    return LabelledFiles(tuple(paths), tuple(name_of(path, root) for path in paths), tuple(labels))
