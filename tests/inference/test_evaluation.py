@@ -119,7 +119,7 @@ def test_broken_files_are_left_out(model, tmp_path, photo_run, capsys):
     assert paths[0].name not in " ".join(found.predictions["path"])
     assert found.predictions["index"].nunique() == 5
     _, out, _ = call("evaluate", photo_run, tmp_path, capsys=capsys)
-    assert "1 file that cannot be read" in out
+    assert "skipped      1 file that cannot be read" in out
     for path in paths:
         path.write_bytes(b"")
     with pytest.raises(InputError, match="no image can be read"):
@@ -143,7 +143,7 @@ def test_the_table(digits_run, tmp_path, capsys):
     out = tmp_path / "new" / "out"
     code, text, err = call("evaluate", digits_run, "digits", "--out", out, capsys=capsys)
     assert (code, err) == (0, "")
-    assert "digits, test: 359 images of 10 classes\n" in text
+    assert "digits, test: 359 images, 10 classes\n" in text
     for title in ("accuracy ", "calibration ", "worst classes", "most frequent confusions"):
         assert title in text
     found = json.loads((out / "evaluation.json").read_text())

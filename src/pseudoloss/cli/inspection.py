@@ -24,9 +24,10 @@ from pseudoloss.data.decoding import (
 from pseudoloss.data.images import check_counts
 from pseudoloss.data.scanning import LabelledFiles, Progress, for_each, no_progress
 from pseudoloss.data.storage import choose_place
-from pseudoloss.engine.choices import choose_device, choose_reader, choose_size
+from pseudoloss.engine.choices import choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.errors import InputError
+from pseudoloss.nn.devices import choose_device
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pseudoloss import scores
 from pseudoloss.config import did_you_mean
 from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
 from pseudoloss.data.decoding import Entry
 from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
 from pseudoloss.data.sources import image_parts, open_words
-from pseudoloss.engine import evaluate as figures
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_json
 from pseudoloss.inference.predictions import Batch, predict_batches, refuse_if_none
@@ -42,7 +42,7 @@ class Evaluation:
         accuracy: percentage of the images whose label it says.
         balanced_accuracy: the mean of the accuracies of the classes.
         negative_log_likelihood: of the labels.
-        calibration: see `pseudoloss.evaluate.calibration`.
+        calibration: see `pseudoloss.scores.calibration`.
         classes: a row a class: `class`, `accuracy`, `precision`, `recall`, `support`, `predicted`.
         confusion: a row a label, a column a prediction: how many images.
         predictions: a row an image: `index` (in the part), `path`, `label`, `predicted_label`,
@@ -55,7 +55,7 @@ class Evaluation:
     accuracy: float
     balanced_accuracy: float
     negative_log_likelihood: float
-    calibration: figures.Calibration
+    calibration: scores.Calibration
     classes: pd.DataFrame
     confusion: pd.DataFrame
     predictions: pd.DataFrame
@@ -147,11 +147,11 @@ def evaluate(
     label_N = label_N[kept]
     predicted_N, confidence_N, own_N = map(np.concatenate, (predicted, confidence, own))
 
-    confusion_CC = figures.confusion(
+    confusion_CC = scores.confusion(
         torch.from_numpy(label_N), torch.from_numpy(predicted_N), len(model.classes)
     )
     right_N = label_N == predicted_N
-    classes = pd.DataFrame({"class": model.classes, **_columns(figures.by_class(confusion_CC))})
+    classes = pd.DataFrame({"class": model.classes, **_columns(scores.by_class(confusion_CC))})
     names = np.array(model.classes, dtype=object)
     paths = [np.nan] * len(kept) if asked.names is None else [asked.names[i] for i in kept]
     return Evaluation(
@@ -159,8 +159,8 @@ def evaluate(
         part=asked.part,
         accuracy=100 * float(right_N.mean()),
         balanced_accuracy=float(classes["accuracy"].mean()),  # of the classes that have images
-        negative_log_likelihood=figures.negative_log_likelihood(torch.from_numpy(own_N)),
-        calibration=figures.calibration(torch.from_numpy(confidence_N), torch.from_numpy(right_N)),
+        negative_log_likelihood=scores.negative_log_likelihood(torch.from_numpy(own_N)),
+        calibration=scores.calibration(torch.from_numpy(confidence_N), torch.from_numpy(right_N)),
         classes=classes,
         confusion=pd.DataFrame(confusion_CC.numpy(), index=names, columns=names),
         predictions=pd.DataFrame(
@@ -243,8 +243,8 @@ def _batches(
         progress("images", start + len(part), len(images))
 
 
-def _columns(rows: Sequence[figures.ClassFigures]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[scores.ClassScores]) -> dict[str, list[Any]]:
     """None becomes NaN, so that a column stays one of numbers."""
-    names = figures.ClassFigures.__annotations__
+    names = scores.ClassScores.__annotations__
     found: list[dict[str, Any]] = [dict(row) for row in rows]
     return {name: [np.nan if row[name] is None else row[name] for row in found] for name in names}

@@ -13,12 +13,12 @@ from torch import Tensor
 from pseudoloss.data import Reader, Source, to_pixels
 from pseudoloss.data.decoding import Fit
 from pseudoloss.data.storage import place
-from pseudoloss.engine.capture import using
-from pseudoloss.engine.tracking import predict
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.inference import evaluation, predictions
+from pseudoloss.inference.passes import predict
 from pseudoloss.nn import networks
+from pseudoloss.nn.devices import using
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
 

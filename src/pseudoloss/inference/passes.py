@@ -1,0 +1,51 @@
+"""Passes over many images without gradients, chunk by chunk, in evaluation mode.
+
+Shapes: N images, B of them in a chunk, C classes, D dimensions of the contrastive space.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pseudoloss.data.storage import ImageParts
+from pseudoloss.nn.networks import Network
+from pseudoloss.nn.views import Views
+
+PIXELS_AT_ONCE = 2**21  # pixels of a chunk, per channel
+LARGE = 2**35  # bytes of GPU memory from which on chunks are twice as large
+
+
+@torch.no_grad()
+def predict(network: Network, views: Views, pixels: ImageParts) -> Iterator[Tensor]:
+    """Logits (B,C) of the plain views of one chunk after another.
+
+    A single image is passed twice: libraries use other kernels for a batch of one, which round
+    differently, and a prediction must not depend on the other images.
+    """
+    with network.frozen():
+        for images_BCHW in pixels.parts(images_at_once(views)):
+            single = len(images_BCHW) == 1
+            batch_BCHW = images_BCHW.expand(2, -1, -1, -1) if single else images_BCHW
+            yield network(views.plain(batch_BCHW))[0][: len(images_BCHW)]
+
+
+@torch.no_grad()
+def project(network: Network, views: Views, pixels: ImageParts) -> Tensor:
+    """Normalised projections (N,D) of the plain views of all images."""
+    with network.frozen():
+        return torch.cat(
+            [
+                F.normalize(network(views.plain(images_BCHW))[1].float())
+                for images_BCHW in pixels.parts(images_at_once(views))
+            ]
+        )
+
+
+def images_at_once(views: Views) -> int:
+    """Number of images in a chunk. Larger chunks keep a large GPU busier."""
+    device = views.mean_C.device
+    large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE
+    times = 2 if large else 1
+    return max(1, times * min(2048, PIXELS_AT_ONCE // (views.size[0] * views.size[1])))

@@ -1,0 +1,49 @@
+"""Devices and the precision of computation on them."""
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from pseudoloss.errors import InputError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device with this name; "auto" is the first of CUDA, MPS and CPU that is available."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from None
+    available = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(device.type, 0)
+    if (device.index or 0) >= available:
+        raise InputError(f"--device {name}: there is no such device on this machine")
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """The data type with this name; "auto" is bfloat16 on CUDA and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"bf16": torch.bfloat16, "float32": torch.float32}[name]
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Whether the fused kernels run on a CUDA device: they need Triton, an NVIDIA GPU with bfloat16
+    and cuDNN."""
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and torch.backends.cudnn.enabled
+
+
+def using(device: torch.device) -> AbstractContextManager[Any]:
+    """Make this GPU the current one, for streams, graphs and kernels. Does nothing for others."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
