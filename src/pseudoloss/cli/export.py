@@ -1,5 +1,6 @@
 """`pseudoloss export`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudoloss.cli.options import add_best
@@ -8,6 +9,7 @@ from pseudoloss.errors import InputError
 
 if TYPE_CHECKING:
     from pseudoloss.inference.export import Exported
+    from pseudoloss.inference.export_files import Format
 
 
 def run(arguments: list[str]) -> None:
@@ -39,9 +41,30 @@ def run(arguments: list[str]) -> None:
     args = parser.parse(arguments)
     if args.out is None:
         raise InputError("--out is missing: name the folder to write, such as --out model")
-    from pseudoloss.inference.export import export_run
-
     print(report(export_run(args.run, args.out, args.format, args.best)))
+
+
+def export_run(
+    run: str | Path, out: str | Path, form: "Format" = "onnx", best: bool = False
+) -> "Exported":
+    """Export the model of a finished run (see `export_model`).
+
+    Args:
+        run: path of the run folder.
+        out: the folder to write; must not exist.
+        form: "onnx", "torchscript" or "safetensors".
+        best: use the model of the epoch with the best test accuracy, not of the last epoch.
+    """
+    from pseudoloss.files import refuse_existing
+    from pseudoloss.inference.export import export_model
+    from pseudoloss.inference.export_files import Training
+    from pseudoloss.paths import as_path
+    from pseudoloss.runs import load, open_model
+
+    refuse_existing(as_path(out, "--out"))
+    finished = load(run)
+    model = open_model(run, best=True) if best else finished.model
+    return export_model(model, out, form, Training(finished.settings, finished.summary, best))
 
 
 def report(found: "Exported") -> str:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.data.storage import ImageParts
-from pseudoloss.nn.networks import Network
+from pseudoloss.inference.ensemble import AnyNetwork
 from pseudoloss.nn.views import Views
 
 PIXELS_AT_ONCE = 2**21  # pixels of a chunk, per channel
@@ -18,7 +18,7 @@ LARGE = 2**35  # bytes of GPU memory from which on chunks are twice as large
 
 
 @torch.no_grad()
-def predict(network: Network, views: Views, pixels: ImageParts) -> Iterator[Tensor]:
+def predict(network: AnyNetwork, views: Views, pixels: ImageParts) -> Iterator[Tensor]:
     """Logits (B,C) of the plain views of one chunk after another.
 
     A single image is passed twice: libraries use other kernels for a batch of one, which round
@@ -32,7 +32,7 @@ def predict(network: Network, views: Views, pixels: ImageParts) -> Iterator[Tens
 
 
 @torch.no_grad()
-def project(network: Network, views: Views, pixels: ImageParts) -> Tensor:
+def project(network: AnyNetwork, views: Views, pixels: ImageParts) -> Tensor:
     """Normalised projections (N,D) of the plain views of all images."""
     with network.frozen():
         return torch.cat(
