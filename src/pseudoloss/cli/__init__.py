@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pseudoloss import __version__
 from pseudoloss.cli import demo_command, evaluate, export, inspect, predict, presets, train
 from pseudoloss.cli.train import train_parser as train_parser
-from pseudoloss.config import did_you_mean
-from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.errors import InputError, TrainingError, did_you_mean, known
 from pseudoloss.experiments.commands import experiments
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -45,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         if given[0] not in COMMANDS:
-            raise InputError(f"{given[0]}: no such command{did_you_mean(given[0], COMMANDS)}")
+            hint = did_you_mean(given[0], COMMANDS) or known(COMMANDS)
+            raise InputError(f"{given[0]}: no such command{hint}")
         COMMANDS[given[0]](given[1:])
         sys.stdout.flush()
         return 0

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pseudoloss.config import Settings, as_flag, as_json, request
+from pseudoloss.config import Settings, as_flag, as_json
 from pseudoloss.data import Data, ImageSet, ReadOptions, ScannedSource, Skipped, Source, find_source
 from pseudoloss.data.decoding import (
     Entry,
@@ -28,6 +28,7 @@ from pseudoloss.engine.choices import choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.errors import InputError
 from pseudoloss.nn.devices import choose_device
+from pseudoloss.presets import request
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,9 @@
 """`pseudoloss presets`."""
 
 from pseudoloss.cli.parser import Parser
-from pseudoloss.config import (
-    NEEDS,
-    PRESETS,
-    Settings,
-    as_flag,
-    as_json,
-    as_text,
-    did_you_mean,
-    flag,
-)
-from pseudoloss.errors import InputError
+from pseudoloss.config import Settings, as_flag, as_json, as_text, flag
+from pseudoloss.errors import InputError, did_you_mean, known
+from pseudoloss.presets import NEEDS, PRESETS
 
 
 def run(arguments: list[str]) -> None:
@@ -32,7 +24,8 @@ def run(arguments: list[str]) -> None:
 
 def _print_preset(name: str) -> None:
     if name not in PRESETS:
-        raise InputError(f"{name}: no such preset{did_you_mean(name, PRESETS)}")
+        hint = did_you_mean(name, PRESETS) or known(PRESETS)
+        raise InputError(f"{name}: no such preset{hint}")
     print(f"{name}{_needs(name)}")
     settings = Settings(**PRESETS[name])
     defaults = as_json(Settings(method=settings.method))

@@ -3,23 +3,31 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from pseudoloss.cli.options import add_read_options, with_default
 from pseudoloss.cli.parser import Parser, argument_for, duration, number, path, peek, whole
 from pseudoloss.config import (
-    PRESETS,
+    METHODS,
     Settings,
     as_json,
     describe_settings,
     flag,
-    request,
+    setting_names,
     setting_types,
 )
 from pseudoloss.errors import InputError
+from pseudoloss.presets import PRESETS, request
 from pseudoloss.reading import READ_OPTIONS
 
-METHODS: tuple[str, ...] = get_args(setting_types()["method"])
+METAVARS = {
+    "network": "NAME",
+    "weights": "WEIGHTS",
+    "schedule": "SCHEDULE",
+    "corrupt": "NOISE",
+    "pool": "PATH",
+    "device": "NAME",
+}
 
 
 def run(arguments: list[str]) -> None:
@@ -37,11 +45,14 @@ def run(arguments: list[str]) -> None:
       cifar10:DIR, cifar100:DIR, imagenet32:DIR, cnwl:DIR:0.4,
       web-aircraft:DIR, web-bird:DIR, web-car:DIR
                         published datasets, from their original files in DIR
+
+    Every setting is an option. The help shows the settings of one method, pls by default:
+    pseudoloss train --method elr --help shows those of elr.
     """
     args = train_parser(peek(arguments, "--preset"), peek(arguments, "--method")).parse(arguments)
     if args.out is None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
-    known = {*READ_OPTIONS, *(name for method in METHODS for name in settings_of(method))}
+    known = {*READ_OPTIONS, *setting_names()}
     explicit = {name: value for name, value in vars(args).items() if name in known}
     from pseudoloss.engine.messages import resume_command
     from pseudoloss.engine.training import train
@@ -150,10 +161,10 @@ class Setting(NamedTuple):
 
 def settings_of(method: str) -> dict[str, Setting]:
     """The settings of a method by name: the shared ones, then its own."""
-    types = setting_types()
+    types = setting_types(method)
     return {
         name: Setting(types[name], group, text)
-        for name, (group, text) in describe_settings().items()
+        for name, (group, text) in describe_settings(method).items()
     }
 
 
@@ -162,6 +173,7 @@ def _add_settings(parser: Parser, preset: str | None, method: str | None) -> Non
     usual = PRESETS.get(preset or "", {}).get("method", Settings.method)
     chosen = method if method in METHODS else usual
     defaults = as_json(request(preset, None, {"method": chosen}).settings("default"))
+    defaults["method"] = usual
     groups: dict[str, Any] = {}
     shown = settings_of(chosen)
     for name, (hint, title, text) in shown.items():
@@ -171,7 +183,7 @@ def _add_settings(parser: Parser, preset: str | None, method: str | None) -> Non
             dest=name,
             default=argparse.SUPPRESS,
             help=with_default(text, defaults[name]),
-            **argument_for(hint),
+            **_argument(name, hint),
         )
     others = {name: found for other in METHODS for name, found in settings_of(other).items()}
     for name, (hint, _, _) in others.items():
@@ -181,5 +193,9 @@ def _add_settings(parser: Parser, preset: str | None, method: str | None) -> Non
                 dest=name,
                 default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS,
-                **argument_for(hint),
+                **_argument(name, hint),
             )
+
+
+def _argument(name: str, hint: Any) -> dict[str, Any]:
+    return argument_for(hint) | ({"metavar": METAVARS[name]} if name in METAVARS else {})

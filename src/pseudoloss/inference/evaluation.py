@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from pseudoloss import scores
-from pseudoloss.config import did_you_mean
 from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
 from pseudoloss.data.decoding import Entry
 from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
 from pseudoloss.data.sources import image_parts, open_words
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.files import write_json
 from pseudoloss.inference.predictions import Batch, predict_batches, refuse_if_none
 
@@ -224,10 +223,9 @@ def _class_indices(labelled: Labelled, classes: Sequence[str]) -> np.ndarray:
     for i, label in enumerate(labelled.labels):
         if label not in index:
             where = f"image {i}" if labelled.names is None else labelled.names[i]
-            hint = did_you_mean(label, classes)
             raise InputError(
                 f"{labelled.source}: {where} has the class {label}, which the model does not have"
-                f"{hint if hint.startswith('; did') else ''}"
+                f"{did_you_mean(label, classes)}"
             )
     return np.array([index[label] for label in labelled.labels], dtype=np.int64)
 

@@ -21,7 +21,7 @@ from pseudoloss.inference.passes import predict
 from pseudoloss.nn import networks
 from pseudoloss.nn.devices import using
 from pseudoloss.nn.networks import Network
-from pseudoloss.nn.views import Views
+from pseudoloss.nn.views import Views, make_views
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,8 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
     network.to(device).eval()
-    views = Views(
-        mean_C=torch.tensor(description.mean, device=device),
-        std_C=torch.tensor(description.std, device=device),
-        size=description.size,
-        pad=0,
-        flip=False,
-    )
-    return Model(description, network, views)
+    mean, std = description.mean, description.std
+    return Model(description, network, make_views(mean, std, description.size, 0, False, device))
 
 
 def build_network(description: Description) -> AnyNetwork:

@@ -3,7 +3,7 @@
 Shapes: N images, B of them in a chunk, C classes, D dimensions of the contrastive space.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,15 @@ def project(network: AnyNetwork, views: Views, pixels: ImageParts) -> Tensor:
                 for images_BCHW in pixels.parts(images_at_once(views))
             ]
         )
+
+
+def with_rows(chunks: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """Chunks of rows, each with the slice of its rows. Chunks may differ in size."""
+    start = 0
+    for chunk in chunks:
+        rows = slice(start, start + len(chunk))
+        start = rows.stop
+        yield rows, chunk
 
 
 def images_at_once(views: Views) -> int:

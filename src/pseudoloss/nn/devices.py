@@ -47,3 +47,13 @@ def can_fuse(device: torch.device) -> bool:
 def using(device: torch.device) -> AbstractContextManager[Any]:
     """Make this GPU the current one, for streams, graphs and kernels. Does nothing for others."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a device in messages and in summary.json."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"CPU ({threads} thread{'s' if threads > 1 else ''})"
+    return device.type
