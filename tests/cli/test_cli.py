@@ -182,13 +182,15 @@ def test_all_settings_of_a_preset(capsys):
     noise = ["*", "--corrupt", "symmetric:0.2+out:0.4"]
     assert marked == [["*", "--network", "preactresnet18-stemnorm"], noise]
     assert "  --flip                     on" in lines
-    assert last.startswith("* differs from the default")
+    assert last.startswith("* differs from the default; pseudoloss train --method pls --help")
 
 
 IMAGES, LABELS = make_images()
 
 BAD = {
     "no such command": (["tran"], "tran: no such command; did you mean train"),
+    "no such option": (["--verbose", "train"], "--verbose: no such option (see pseudoloss --help)"),
+    "unknown command": (["fly"], "fly: no such command; known: demo,"),
     "unknown option": (["train", "digits", "--epoch", "3"], "--epoch"),
     "no out": (["train", "digits"], "--out is missing"),
     "no source": (["train", "--out", "RUN"], "SOURCE is missing"),
@@ -252,6 +254,7 @@ BAD = {
     "demo seed": (["demo", "--out", "RUN", "--seed", "-4"], "--seed must be"),
     "presets": (["presets", "--all"], "--all"),
     "no such preset": (["presets", "digit"], "digit: no such preset; did you mean digits"),
+    "unlike any preset": (["presets", "x"], "x: no such preset (see pseudoloss presets)"),
     "CIFAR-N without labels": (
         ["train", "cifar10:X", "--out", "RUN", "--preset", "cifar10n", *QUICK],
         "--preset cifar10n: add --corrupt human:FILE",

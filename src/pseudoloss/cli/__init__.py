@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pseudoloss {__version__}")
         return 0
     try:
+        if given[0].startswith("-"):
+            raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
         if given[0] not in COMMANDS:
             hint = did_you_mean(given[0], COMMANDS) or known(COMMANDS)
             raise InputError(f"{given[0]}: no such command{hint}")

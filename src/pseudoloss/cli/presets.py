@@ -2,7 +2,7 @@
 
 from pseudoloss.cli.parser import Parser
 from pseudoloss.config import Settings, as_flag, as_json, as_text, flag
-from pseudoloss.errors import InputError, did_you_mean, known
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.presets import NEEDS, PRESETS
 
 
@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> None:
 
 def _print_preset(name: str) -> None:
     if name not in PRESETS:
-        hint = did_you_mean(name, PRESETS) or known(PRESETS)
+        hint = did_you_mean(name, PRESETS) or " (see pseudoloss presets)"
         raise InputError(f"{name}: no such preset{hint}")
     print(f"{name}{_needs(name)}")
     settings = Settings(**PRESETS[name])
@@ -32,7 +32,8 @@ def _print_preset(name: str) -> None:
     for key, value in as_json(settings).items():
         mark = " " if value == defaults[key] else "*"
         print(f"{mark} {flag(key):26} {as_text(value)}")
-    print("* differs from the default; pseudoloss train --help explains the settings")
+    command = f"pseudoloss train --method {settings.method} --help"
+    print(f"* differs from the default; {command} explains the settings")
 
 
 def _needs(preset: str) -> str:

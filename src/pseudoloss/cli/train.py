@@ -80,10 +80,11 @@ def run(arguments: list[str]) -> None:
 def next_steps(folder: Path) -> str:
     """What to do with a finished run."""
     place = shlex.quote(str(folder))
+    call = f"pl.load({str(folder)!r}).model.predict(images)"
     return (
         f"Next: open {folder}/labels.csv (one row per image; sort it by label_score)\n"
         f"  or classify images:  pseudoloss predict {place} photo.jpg folder/\n"
-        f'  or use it in Python: import pseudoloss as pl; pl.load("{folder}").model.predict(images)'
+        f"  or use it in Python: import pseudoloss as pl; {call}"
     )
 
 
