@@ -178,8 +178,9 @@ def _add_settings(parser: Parser, preset: str | None, method: str | None) -> Non
     groups: dict[str, Any] = {}
     shown = settings_of(chosen)
     for name, (hint, title, text) in shown.items():
-        group = groups.setdefault(title, parser.add_argument_group(title) if title else parser)
-        group.add_argument(
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(
             flag(name),
             dest=name,
             default=argparse.SUPPRESS,
