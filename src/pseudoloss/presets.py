@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pseudoloss.config import (
-    METHODS,
     OWN,
     Settings,
     as_flag,
@@ -178,7 +177,7 @@ class Request:
 
 def _for_method(method: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Without the settings of other methods."""
-    types = setting_types(method) if method in METHODS else setting_types(Settings.method)
+    types = setting_types(method)
     return {name: value for name, value in values.items() if name in types}
 
 
@@ -214,11 +213,12 @@ def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]
     method = explicit.get("method", from_file.get("method"))
     if method is None:
         method = PRESETS[preset or "default"].get("method", Settings.method)
-    if method in METHODS and from_file.get("method", method) != method:
+    types = setting_types(method)
+    if from_file.get("method", method) != method:
         from_file = _for_method(method, from_file)
     values = from_file | dict(explicit)
-    for name in values if method in METHODS else ():
-        if name not in setting_types(method):
+    for name in values:
+        if name not in types:
             where = "" if name in explicit else f"--config {config}: "
             on_line = f"no such setting; it is given to the command, as {flag(name)}"
             reason = on_line if name in NO_SETTINGS else unknown_setting(name, method)

@@ -10,7 +10,6 @@ from typing import Any
 from pseudoloss import __version__
 from pseudoloss.cli.parser import Parser, as_argument, duration, number, path, peek, whole
 from pseudoloss.config import (
-    METHODS,
     Settings,
     as_flag,
     as_json,
@@ -405,7 +404,6 @@ def train_parser(preset: str | None, method: str) -> Parser:
     add("--quiet", action="store_true", help="print nothing but errors")
     _add_reading(parser)
 
-    method = method if method in METHODS else "pls"
     values = as_json(request(preset, None, {"method": method}).settings("default"))
     types = setting_types(method)
     groups: dict[str, Any] = {}
