@@ -16,7 +16,7 @@ import torch
 
 import pseudoloss
 from pseudoloss.config import LABEL_FILES
-from pseudoloss.data.sources import PLACES
+from pseudoloss.data.sources import WITH_NOISE_RATIO
 from pseudoloss.experiments.catalogue import NO_MATTER
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,7 +100,7 @@ class Watch:
 def without_place(source: str) -> str:
     """A source as one may publish it: cnwl:DIR:0.2."""
     kind, colon, place = source.partition(":")
-    ratio = place.rpartition(":")[2] if kind in PLACES else ""
+    ratio = place.rpartition(":")[2] if kind in WITH_NOISE_RATIO else ""
     return f"{kind}{colon and ':DIR'}{ratio and f':{ratio}'}"
 
 

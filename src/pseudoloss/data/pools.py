@@ -74,7 +74,7 @@ def draw(
     return torch.from_numpy(pixels_NCHW)
 
 
-def look_for(pool: str) -> None:
+def check_exists(pool: str) -> None:
     """Refuse a pool that is not there. No image is read."""
     path, where = _path(pool), f"--pool {pool}"
     if path.is_dir():
