@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pseudoloss.data.images import Data, arrays
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, reason
+from pseudoloss.files import at_home
 
 # MD5 checksums of the official files. They are checked before anything is unpickled, because a
 # pickle can run any code.
@@ -92,7 +92,7 @@ def _read(spec: str, path: Path, md5: str) -> Any:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{spec}: {path} cannot be read ({error.strerror}); {OWNERS}") from None
+        raise InputError(f"{spec}: {path} cannot be read ({reason(error)}); {OWNERS}") from None
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise InputError(
             f"{spec}: {path} is not the official file (its MD5 checksum differs); download it "

@@ -12,8 +12,8 @@ from pseudoloss.data.decoding import Reader
 from pseudoloss.data.images import in_order
 from pseudoloss.data.scanning import FileSource, LabelledFiles, Recipe, name_of
 from pseudoloss.data.sources.folder import images_below
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, reason
+from pseudoloss.files import at_home
 
 READER = Reader(3, (32, 32), "published-crop")
 MEAN, STD = (0.4728, 0.4487, 0.4031), (0.2744, 0.2663, 0.2806)
@@ -133,9 +133,8 @@ def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
                 is_clean = bool(int(note["image/class/label/is_clean"]))
                 notes.setdefault(str(note["image/id"]), []).append((about, is_clean))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(
-            f"{spec}: {path} is not the annotation file ({reason}); {OWNERS}"
+            f"{spec}: {path} is not the annotation file ({reason(error)}); {OWNERS}"
         ) from None
     return notes
 

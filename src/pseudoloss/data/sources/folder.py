@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from pseudoloss.data.decoding import shown
 from pseudoloss.data.scanning import LabelledFiles, name_of
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, reason
 
 SPLIT_NAMES = {
     "train": "train",
@@ -106,7 +106,7 @@ def _folders(root: Path, where: str) -> list[Path]:
         inside = sorted(root.iterdir())
         return [path for path in inside if path.is_dir() and not _hidden(path.name)]
     except OSError as error:
-        raise InputError(f"{where}: {root} cannot be read ({error.strerror})") from None
+        raise InputError(f"{where}: {root} cannot be read ({reason(error)})") from None
 
 
 def _loose(root: Path, base: Path) -> tuple[str, ...]:
@@ -120,4 +120,4 @@ def _hidden(name: str) -> bool:
 
 
 def _refuse(error: OSError) -> NoReturn:
-    raise InputError(f"{shown(error.filename)}: cannot be read ({error.strerror})") from None
+    raise InputError(f"{shown(error.filename)}: cannot be read ({reason(error)})") from None

@@ -3,12 +3,11 @@
 from functools import partial
 from typing import Any
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.decoding import Item
 from pseudoloss.data.items import Rows
 from pseudoloss.data.scanning import LabelledFiles, ReadOptions
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, name_hint, reason
+from pseudoloss.files import at_home
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels")  # the usual names of the columns
 
@@ -34,11 +33,12 @@ def load_dataset(place: str, where: str) -> Any:
     except InputError:
         raise
     except Exception as error:  # the library and the hub can raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         if folder.is_dir():
-            raise InputError(f"{where}: not a folder written by save_to_disk ({reason})") from None
+            raise InputError(
+                f"{where}: not a folder written by save_to_disk ({reason(error)})"
+            ) from None
         raise InputError(
-            f"{where}: cannot be loaded from the hub ({reason}). On a machine that can reach it, "
+            f"{where}: cannot be loaded from the hub ({reason(error)}). On a machine with access, "
             "run load_dataset(NAME).save_to_disk(FOLDER), copy the folder, and use hf:FOLDER here"
         ) from None
 
@@ -100,7 +100,7 @@ def _label_column(rows: Any, options: ReadOptions, where: str) -> str:
 
 def _named(rows: Any, name: str, flag: str, where: str) -> str:
     if name not in rows.column_names:
-        hint = did_you_mean(name, rows.column_names)
+        hint = name_hint(name, rows.column_names)
         raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
     return name
 

@@ -9,7 +9,7 @@ import torch
 from pseudoloss.data.images import Data, ImageSet
 from pseudoloss.data.pickles import read_arrays
 from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.files import at_home
 
 BATCHES = 10
 TRAINING = tuple(f"train_data_batch_{i}" for i in range(1, BATCHES + 1))

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.images import Data, arrays, check_trainable, with_held_out
 from pseudoloss.data.scanning import (
     FileSource,
@@ -32,8 +31,8 @@ from pseudoloss.data.sources.npz import npz
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_splits
 from pseudoloss.data.sources.torch_datasets import is_torch_dataset, labelled_items
 from pseudoloss.data.sources.webfg import web
-from pseudoloss.errors import InputError
-from pseudoloss.paths import as_path, at_home
+from pseudoloss.errors import InputError, name_hint
+from pseudoloss.files import as_path, at_home
 
 # Text or a path; arrays; a dataset of Hugging Face or torch, which have no base class in common.
 Source = str | Path | tuple[Any, Any] | Data | dict[str, Any] | Any
@@ -138,7 +137,7 @@ def open_arrays(spec: str) -> Data:
         raise InputError(f"source {spec}: neither a folder nor a table (.csv, .parquet, .npz)")
     if "/" in spec:
         raise InputError(f"source {spec}: no such file or folder")
-    raise InputError(f"source {spec}: no such source{did_you_mean(spec, known)}")
+    raise InputError(f"source {spec}: no such source{name_hint(spec, known)}")
 
 
 def check_exists(spec: str) -> None:

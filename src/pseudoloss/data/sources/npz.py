@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.images import Data, arrays
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, name_hint, reason
+from pseudoloss.files import at_home
 
 ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true_labels")
 
@@ -18,11 +17,10 @@ def npz(path: str) -> Data:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except Exception as error:  # a damaged archive can raise anything
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{path}: not a NumPy archive of plain arrays ({reason})") from None
+        raise InputError(f"{path}: not a NumPy archive of plain arrays ({reason(error)})") from None
     for key in found:
         if key not in ARRAYS:
-            raise InputError(f"{path}: unknown array {key}{did_you_mean(key, ARRAYS)}")
+            raise InputError(f"{path}: unknown array {key}{name_hint(key, ARRAYS)}")
     for key in ("images", "labels"):
         if key not in found:
             raise InputError(f"{path}: the array {key} is missing")

@@ -10,11 +10,10 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_scalar
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.scanning import LabelledFiles, ReadOptions, name_of
 from pseudoloss.data.sources.folder import SPLIT_NAMES
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, name_hint, reason
+from pseudoloss.files import at_home
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -26,7 +25,7 @@ def table_splits(path: Path, options: ReadOptions, where: str) -> dict[str, Labe
     for name in (options.path_column, options.label_column):
         if name not in rows:
             flag = "--path-column" if name == options.path_column else "--label-column"
-            hint = did_you_mean(name, map(str, rows.columns))
+            hint = name_hint(name, map(str, rows.columns))
             raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
     paths = _files(rows, options.path_column, path.parent, where)
     labels = [
@@ -39,7 +38,7 @@ def table_splits(path: Path, options: ReadOptions, where: str) -> dict[str, Labe
             for split in texts(rows[options.split_column], options.split_column, where)
         ]
     elif options.split_column != ReadOptions.split_column:
-        hint = did_you_mean(options.split_column, map(str, rows.columns))
+        hint = name_hint(options.split_column, map(str, rows.columns))
         raise InputError(
             f"{where}: has no column {options.split_column} (see --split-column){hint}"
         )
@@ -69,7 +68,7 @@ def table_files(path: Path, column: str, where: str) -> list[Path]:
     rows = read_rows(path, where, [column])
     if column not in rows:
         raise InputError(
-            f"{where}: has no column {column}{did_you_mean(column, map(str, rows.columns))}"
+            f"{where}: has no column {column}{name_hint(column, map(str, rows.columns))}"
         )
     return _files(rows, column, path.parent, where)
 
@@ -103,17 +102,17 @@ def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
             f"{where}: reading Parquet needs pyarrow: pip install 'pseudoloss[parquet]'"
         ) from None
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        why = reason(error)
         if _starts(path) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise InputError(f"{where}: is in UTF-16; save it as UTF-8") from None
-        longer = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason)
+        longer = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", why)
         if longer:
             columns, line, fields = map(int, longer.groups())
             raise InputError(
                 f"{where}: row {line - 1} has {fields} fields, but there are {columns} columns; "
                 "put quotes around a field that contains the separator"
             ) from None
-        raise InputError(f"{where}: cannot be read ({' '.join(reason.split())[:200]})") from None
+        raise InputError(f"{where}: cannot be read ({why})") from None
     rows.columns = rows.iloc[0].str.strip()
     again = rows.columns.duplicated()
     for name in used:

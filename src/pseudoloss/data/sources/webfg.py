@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pseudoloss.data.decoding import Reader
 from pseudoloss.data.scanning import FileSource, LabelledFiles, Recipe, name_of
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, reason
+from pseudoloss.files import at_home
 
 READER = Reader(3, (512, 512), "published-crop")  # row 21
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, for pretrained networks
@@ -33,7 +33,7 @@ def _read_list(root: Path, split: str, spec: str) -> LabelledFiles:
         lines = path.read_text(encoding="utf-8").rstrip().splitlines()
     except OSError as error:
         raise InputError(
-            f"{spec}: {path} cannot be read ({error.strerror}); {root} should hold {LAYOUT}; "
+            f"{spec}: {path} cannot be read ({reason(error)}); {root} should hold {LAYOUT}; "
             f"{OWNERS}"
         ) from None
     except UnicodeDecodeError:
