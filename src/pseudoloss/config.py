@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
-from pseudoloss.errors import InputError, did_you_mean, known
+from pseudoloss.errors import InputError, name_hint
 
 # Networks of ours.
 OWN = ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released", "small-cnn")
@@ -321,7 +321,7 @@ def _hints(settings: type) -> dict[str, Any]:
 
 def _shared() -> dict[str, Any]:
     """Types of the settings that all methods share."""
-    hints = _hints(Settings) | {"method": Literal[tuple(METHOD_SETTINGS)]}  # type: ignore[misc]
+    hints = _hints(Settings) | {"method": Literal[tuple(METHOD_SETTINGS)]}
     del hints["method_settings"]
     return hints
 
@@ -343,7 +343,7 @@ def unknown_setting(name: str, method: str) -> str:
     if owners:
         return f"a setting of --method {' and '.join(owners)}, not of {method}"
     names = setting_types(method)
-    return f"no such setting{did_you_mean(name, names) or known(names)}"
+    return f"no such setting{name_hint(name, names)}"
 
 
 def describe_settings(method: str) -> dict[str, tuple[str, str]]:

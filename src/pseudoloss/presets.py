@@ -19,8 +19,8 @@ from pseudoloss.config import (
     unknown_setting,
     upgrade_settings,
 )
-from pseudoloss.errors import InputError, did_you_mean, known
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, name_hint, reason
+from pseudoloss.files import at_home
 
 _DIGITS: dict[str, Any] = {
     "network": "small-cnn",
@@ -207,7 +207,7 @@ NO_SETTINGS = (
 def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:
     """A request from the name of a preset, a file of settings, and single settings on top."""
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        hint = did_you_mean(str(preset), PRESETS) or known(PRESETS)
+        hint = name_hint(str(preset), PRESETS)
         raise InputError(f"--preset {preset}: no such preset{hint}")
     from_file = {} if config is None else read_config(config)
     method = explicit.get("method", from_file.get("method"))
@@ -247,8 +247,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"--config {path}: cannot be read ({reason})") from None
+        raise InputError(f"--config {path}: cannot be read ({reason(error)})") from None
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:

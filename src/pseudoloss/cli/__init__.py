@@ -218,9 +218,8 @@ def predict(words: list[str]) -> None:
     _add_model(parser)
     add("--quiet", action="store_true", help="print nothing but rows and errors")
     args = parser.parse(words)
-    from pseudoloss.files import refuse_existing
+    from pseudoloss.files import as_path, refuse_existing
     from pseudoloss.inference import predictions
-    from pseudoloss.paths import as_path
     from pseudoloss.progress import SilentReporter, beside_output
     from pseudoloss.runs import open_model
 
@@ -277,9 +276,8 @@ def evaluate(words: list[str]) -> None:
     columns = {name: value for name, value in vars(args).items() if name.endswith("_column")}
     from pseudoloss.data import ReadOptions
     from pseudoloss.engine import messages as messages
-    from pseudoloss.files import new_folder, refuse_existing, to_json
+    from pseudoloss.files import as_path, new_folder, refuse_existing, to_json
     from pseudoloss.inference.evaluation import evaluate as compare
-    from pseudoloss.paths import as_path
     from pseudoloss.progress import beside_output
     from pseudoloss.runs import open_model
 

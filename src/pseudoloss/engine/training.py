@@ -38,9 +38,9 @@ from pseudoloss.engine.loop import Limits, fit
 from pseudoloss.engine.randomness import isolated_torch
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import BusyError, InputError, TrainingError
+from pseudoloss.files import as_path, at_home
 from pseudoloss.nn.devices import choose_device, using
 from pseudoloss.nn.networks import check_weights
-from pseudoloss.paths import as_path, at_home
 from pseudoloss.presets import HUMAN, Request, request
 from pseudoloss.progress import Reporter, SilentReporter, TerminalReporter
 from pseudoloss.runs import Recorded, Run, RunFolder, load

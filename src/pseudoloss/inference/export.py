@@ -21,9 +21,8 @@ from pseudoloss import __version__
 from pseudoloss.audit.labels import estimated_noise
 from pseudoloss.data import decoding as image_files
 from pseudoloss.errors import ExportError, InputError, first_line
-from pseudoloss.files import new_folder, refuse_existing, write_bytes, write_json
+from pseudoloss.files import as_path, new_folder, refuse_existing, write_bytes, write_json
 from pseudoloss.inference.model import Description, Model, load_model
-from pseudoloss.paths import as_path
 from pseudoloss.runs import Run, load, open_model
 
 Format = Literal["onnx", "torchscript", "safetensors"]
