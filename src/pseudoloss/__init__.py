@@ -9,7 +9,7 @@ pl.PLS(epochs=50).fit(images, labels).predict(new_images)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from pseudoloss.version import __version__
 
 if TYPE_CHECKING:
     from pseudoloss.config import Settings

@@ -21,6 +21,7 @@ from pseudoloss.config import (
 )
 from pseudoloss.errors import InputError, name_hint, reason
 from pseudoloss.files import at_home
+from pseudoloss.reading import READ_OPTIONS
 
 _DIGITS: dict[str, Any] = {
     "network": "small-cnn",
@@ -197,9 +198,9 @@ def same_for_a_run(name: str, before: Any, value: Any) -> bool:
     return name in MAY_CHANGE_ON_RESUME or moved or value == before
 
 
-# What `pseudoloss train` takes beside settings: how to read the source, and how to run.
+# Options of `pseudoloss train` that are no settings.
 NO_SETTINGS = (
-    *("test", "hold_out", "strict", "fit", "path_column", "label_column", "split_column"),
+    *READ_OPTIONS,
     *("out", "preset", "config", "resume", "minutes", "time", "checkpoint_every", "quiet"),
 )
 
