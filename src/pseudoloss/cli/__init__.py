@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pseudoloss import __version__
 from pseudoloss.cli import demo_command, evaluate, export, inspect, predict, presets, train
 from pseudoloss.cli.train import train_parser as train_parser
-from pseudoloss.errors import InputError, TrainingError, did_you_mean, known
+from pseudoloss.errors import InputError, TrainingError, name_hint
 from pseudoloss.experiments.commands import experiments
+from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -46,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[0].startswith("-"):
             raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
         if given[0] not in COMMANDS:
-            hint = did_you_mean(given[0], COMMANDS) or known(COMMANDS)
-            raise InputError(f"{given[0]}: no such command{hint}")
+            raise InputError(f"{given[0]}: no such command{name_hint(given[0], COMMANDS)}")
         COMMANDS[given[0]](given[1:])
         sys.stdout.flush()
         return 0

@@ -53,9 +53,8 @@ def run(arguments: list[str]) -> None:
     add_device(parser)
     add_read_options(parser, COLUMNS)
     args = parser.parse(arguments)
-    from pseudoloss.files import new_folder, refuse_existing, to_json
+    from pseudoloss.files import as_path, new_folder, refuse_existing, to_json
     from pseudoloss.inference.evaluation import evaluate
-    from pseudoloss.paths import as_path
     from pseudoloss.progress import stderr_reporter
     from pseudoloss.reading import ReadOptions
     from pseudoloss.runs import open_model

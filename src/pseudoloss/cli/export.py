@@ -56,10 +56,9 @@ def export_run(
         form: "onnx", "torchscript" or "safetensors".
         best: use the model of the epoch with the best test accuracy, not of the last epoch.
     """
-    from pseudoloss.files import refuse_existing
+    from pseudoloss.files import as_path, refuse_existing
     from pseudoloss.inference.export import export_model
     from pseudoloss.inference.export_files import Training
-    from pseudoloss.paths import as_path
     from pseudoloss.runs import load, open_model
 
     refuse_existing(as_path(out, "--out"))

@@ -53,9 +53,8 @@ def run(arguments: list[str]) -> None:
     add_device(parser)
     add("--quiet", action="store_true", help="print only rows and errors")
     args = parser.parse(arguments)
-    from pseudoloss.files import refuse_existing
+    from pseudoloss.files import as_path, refuse_existing
     from pseudoloss.inference import predictions
-    from pseudoloss.paths import as_path
     from pseudoloss.progress import SilentReporter, stderr_reporter
     from pseudoloss.runs import open_model
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pseudoloss.cli.options import add_read_options, with_default
 from pseudoloss.cli.parser import Parser, argument_for, duration, number, path, peek, whole
 from pseudoloss.config import (
-    METHODS,
+    METHOD_SETTINGS,
     Settings,
     as_json,
     describe_settings,
@@ -172,7 +172,7 @@ def settings_of(method: str) -> dict[str, Setting]:
 def _add_settings(parser: Parser, preset: str | None, method: str | None) -> None:
     """One option per setting. Those of other methods do not appear in the help."""
     usual = PRESETS.get(preset or "", {}).get("method", Settings.method)
-    chosen = method if method in METHODS else usual
+    chosen = method if method in METHOD_SETTINGS else usual
     defaults = as_json(request(preset, None, {"method": chosen}).settings("default"))
     defaults["method"] = usual
     groups: dict[str, Any] = {}
@@ -187,8 +187,10 @@ def _add_settings(parser: Parser, preset: str | None, method: str | None) -> Non
             help=with_default(text, defaults[name]),
             **_argument(name, hint),
         )
-    others = {name: found for other in METHODS for name, found in settings_of(other).items()}
-    for name, (hint, _, _) in others.items():
+    others = {
+        name: hint for other in METHOD_SETTINGS for name, hint in setting_types(other).items()
+    }
+    for name, hint in others.items():
         if name not in shown:
             parser.add_argument(
                 flag(name),

@@ -84,11 +84,11 @@ class Recipe(NamedTuple):
     preset: str
 
 
-class Parts(NamedTuple):
-    """The images of a source by part, none looked at yet."""
+class FileSource(NamedTuple):
+    """A source of images that have not been scanned yet."""
 
-    name: str  # of the source
-    listed: dict[str, LabelledFiles]  # "train" and, if they are there, "val" and "test"
+    name: str
+    splits: dict[str, LabelledFiles]  # "train" and, if they exist, "val" and "test"
     recipe: Recipe | None = None
 
 
@@ -215,12 +215,12 @@ class ScannedSource:
         return data, tuple(skipped)
 
 
-def list_files(
-    source: Parts, options: ReadOptions, seed: int, progress: Progress = no_progress
+def scan(
+    source: FileSource, options: ReadOptions, seed: int, progress: Progress = no_progress
 ) -> ScannedSource:
-    """A listing of the parts of a source.
+    """Read the file headers of a source.
 
-    Files whose headers cannot be read are left out. Accuracy is measured on "val", else on "test",
+    Files whose headers cannot be read are skipped. Accuracy is measured on "val", else on "test",
     else on images that are held out of "train".
     """
     name, parts, recipe = source

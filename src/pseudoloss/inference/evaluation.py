@@ -18,7 +18,7 @@ from pseudoloss import scores
 from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
 from pseudoloss.data.decoding import Entry
 from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
-from pseudoloss.data.sources import image_parts, open_words
+from pseudoloss.data.sources import open_arrays, open_files
 from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.files import write_json
 from pseudoloss.inference.predictions import Batch, predict_batches, refuse_if_none
@@ -179,15 +179,15 @@ def evaluate(
 
 def open_split(source: Source, part: Part | None, options: ReadOptions) -> Labelled:
     """One split of a source. None: "test", else "val", else all images."""
-    in_files = image_parts(source, options)
+    in_files = open_files(source, options)
     parts: dict[str, Any]
     if in_files is not None:
-        name, parts = in_files.name, in_files.listed
+        name, parts = in_files.name, in_files.splits
     else:
         if isinstance(source, Data):
             data = source
         elif isinstance(source, str | Path):
-            data = open_words(str(source))
+            data = open_arrays(str(source))
         else:
             data = arrays(*_pair(source))
         parts = {"train": data.train} | ({} if data.test is None else {"test": data.test})

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pseudoloss.data import decoding as image_files
 from pseudoloss.errors import ExportError, InputError, first_line
-from pseudoloss.files import new_folder, write_bytes, write_json
+from pseudoloss.files import as_path, new_folder, write_bytes, write_json
 from pseudoloss.inference.ensemble import networks_of
 from pseudoloss.inference.export_files import (
     PROGRAMS,
@@ -30,7 +30,6 @@ from pseudoloss.inference.export_files import (
     preprocessing,
 )
 from pseudoloss.inference.model import Model, load_model
-from pseudoloss.paths import as_path
 
 FILES = {"onnx": "model.onnx", "torchscript": "model.pt", "safetensors": "model.safetensors"}
 NEEDS = {"onnx": ("onnx", "onnxscript"), "torchscript": (), "safetensors": ()}

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pseudoloss import __version__
 from pseudoloss.config import Settings
 from pseudoloss.data.decoding import PUBLISHED
 from pseudoloss.inference.model import Description
+from pseudoloss.version import __version__
 
 Format = Literal["onnx", "torchscript", "safetensors"]
 

@@ -130,7 +130,8 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
         raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
     network.to(device).eval()
     mean, std = description.mean, description.std
-    return Model(description, network, make_views(mean, std, description.size, 0, False, device))
+    views = make_views(mean, std, description.size, pad=0, flip=False, device=device)
+    return Model(description, network, views)
 
 
 def build_network(description: Description) -> AnyNetwork:

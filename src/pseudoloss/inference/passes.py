@@ -44,7 +44,7 @@ def project(network: AnyNetwork, views: Views, pixels: ImageParts) -> Tensor:
 
 
 def with_rows(chunks: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-    """Chunks of rows, each with the slice of its rows. Chunks may differ in size."""
+    """Chunks, each with its rows among all images. Chunks may differ in size."""
     start = 0
     for chunk in chunks:
         rows = slice(start, start + len(chunk))

@@ -50,7 +50,7 @@ def using(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device in messages and in summary.json."""
+    """How the device is called in messages and results."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
