@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import pseudoloss
-from pseudoloss.config import LABEL_FILES
+from pseudoloss.presets import LABEL_FILES
 from pseudoloss.data.sources import PLACES
 from pseudoloss.experiments.catalogue import NO_MATTER
 

@@ -1,6 +1,8 @@
 """What can go wrong, in two kinds: the user's input, and the training itself."""
 
+import difflib
 import re
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -33,3 +35,14 @@ def first_line(error: Exception) -> str:
     if line.endswith(":") and causes:
         line += f" {causes[-1]}"
     return line or type(error).__name__
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of an error about an unknown name: names that are close to it, if there are any."""
+    close = difflib.get_close_matches(name, sorted(names), n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def known(names: Iterable[str]) -> str:
+    """The end of an error about an unknown name: all that there are."""
+    return f"; known: {', '.join(sorted(names))}"

@@ -13,13 +13,12 @@ import pandas as pd
 
 from pseudoloss import __version__
 from pseudoloss.audit.labels import read_labels
-from pseudoloss.config import Settings, as_json
-from pseudoloss.data import ReadOptions, Skipped
-from pseudoloss.engine.choices import choose_device
-from pseudoloss.engine.trainer import Trainer
+from pseudoloss.config import Settings, as_json, upgrade_settings
+from pseudoloss.data import Data, ReadOptions, Skipped
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import to_json, write_atomically, write_bytes, write_json
 from pseudoloss.inference.model import Model, load_model
+from pseudoloss.nn.devices import choose_device
 from pseudoloss.paths import as_path
 
 try:
@@ -150,7 +149,7 @@ class RunFolder:
             config = json.loads(self.config.read_text(encoding="utf-8"))
             return Recorded(
                 source=config["source"],
-                settings=Settings(**config["settings"]),
+                settings=Settings(**upgrade_settings(config["settings"])),
                 fingerprint=config["data"]["fingerprint"],
                 options=ReadOptions(**config.get("reading", {})),
                 from_python=config.get("from_python", False) is True,
@@ -233,10 +232,14 @@ class RunFolder:
             ) from error
 
     def create(
-        self, source: str, from_python: bool, trainer: Trainer, options: ReadOptions
+        self,
+        source: str,
+        from_python: bool,
+        data: Data,
+        settings: Settings,
+        options: ReadOptions,
     ) -> None:
         """Begin a run: write config.json."""
-        data, settings = trainer.data, trainer.settings
         height, width = data.train.size
         config = {
             "pseudoloss": __version__,

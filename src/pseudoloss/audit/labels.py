@@ -1,4 +1,4 @@
-"""The label table: what was learnt about every label, a row an image."""
+"""The label table: what is known about every label, one row per image."""
 
 from pathlib import Path
 from typing import Any
@@ -8,51 +8,49 @@ import pandas as pd
 
 from pseudoloss.data import OUT, ImageSet
 from pseudoloss.files import write_atomically
-from pseudoloss.methods.memory import Memory
+from pseudoloss.methods.base import Verdict
 
-TRAIN, HELD_OUT = "train", "held-out"  # parts of the images
+ACTIONS = ("keep", "relabel", "review")
+TRAIN, HELD_OUT = "train", "held-out"  # values of the column `part`
 TRUTH = ("true_label", "truth")  # columns
-TRUSTED = 0.5  # a guess is offered as a new label from this trust on
+TRUSTED = 0.5  # a suggestion becomes a new label from this trust on
 
 
 def label_table(
-    images: ImageSet,
-    memory: Memory,
-    judged: bool,
-    held_out: tuple[ImageSet, Memory] | None = None,
+    images: ImageSet, verdict: Verdict, held_out: tuple[ImageSet, Verdict] | None = None
 ) -> pd.DataFrame:
-    """One row an image; the columns that cleanlab has too bear its names. Where the truth of some
-    is known, two columns hold it.
+    """One row per image; columns that cleanlab has too bear its names. Where some true labels are
+    known, two more columns hold them.
 
-    `action` is what we would do: `keep` the label; `relabel` it (noisy, and the guess is trusted);
-    or `look` at the image (noisy, and no guess is trusted: often it belongs to no class at all).
-    A noisy label that a trusted guess confirms is kept, and is no issue.
+    `action` is what we suggest: `keep` the label; `relabel` it (flagged, and the suggestion is
+    trusted); or `review` the image (flagged, and no suggestion is trusted: it is often
+    out-of-distribution). A flagged label that a trusted suggestion confirms is kept: no issue.
 
     Args:
-        images: the set that was trained on.
-        memory: what was remembered of it.
-        judged: whether stage 2 has judged guesses; without, there is no trust and no suggestion.
-        held_out: images of the same source that were not trained on, and what was made of them.
+        images: the training images.
+        verdict: what the method says about their labels.
+        held_out: images of the same source that were not trained on, and the verdict on them.
     """
-    rows = [_rows(TRAIN, images, memory, judged)]
+    rows = [_rows(TRAIN, images, verdict)]
     if held_out is not None:
-        rows.append(_rows(HELD_OUT, *held_out, judged))
+        rows.append(_rows(HELD_OUT, *held_out))
     table = pd.concat(rows, ignore_index=True)
     known = images.true_N is not None or (held_out is not None and held_out[0].true_N is not None)
     return table if known else table.drop(columns=list(TRUTH))
 
 
-def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataFrame:
+def _rows(part: str, images: ImageSet, verdict: Verdict) -> pd.DataFrame:
     names = np.array(images.classes, dtype=object)
     given = images.given_N.numpy()
-    noisy = memory.noisy_N.cpu().numpy()
-    guess = memory.guess_N.cpu().numpy()
-    trust = memory.trust_N.cpu().numpy() if judged else np.full(len(images), np.nan)
+    noisy = verdict.noisy_N.cpu().numpy()
+    suggestion, trust = given, np.full(len(images), np.nan)
+    if verdict.suggested_N is not None and verdict.trust_N is not None:
+        suggestion, trust = verdict.suggested_N.cpu().numpy(), verdict.trust_N.cpu().numpy()
     trusted = trust >= TRUSTED  # False where there is none
-    issue = noisy & ~(trusted & (guess == given))
-    action = np.select([issue & trusted, issue], ["relabel", "look"], "keep")
-    suggested = names[np.where(action == "relabel", guess, given)]
-    suggested[action == "look"] = np.nan
+    issue = noisy & ~(trusted & (suggestion == given))
+    action = np.select([issue & trusted, issue], ["relabel", "review"], "keep")
+    suggested = names[np.where(action == "relabel", suggestion, given)]
+    suggested[action == "review"] = np.nan
     true_label, truth = _truth(images, names, given)
     return pd.DataFrame(
         {
@@ -60,11 +58,11 @@ def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataF
             "path": np.array(images.paths or [np.nan] * len(images), dtype=object),
             "part": part,
             "given_label": names[given],
-            "predicted_label": names[memory.predicted_N.cpu().numpy()],
+            "predicted_label": names[verdict.predicted_N.cpu().numpy()],
             "suggested_label": suggested,
             "is_label_issue": issue,
-            "label_score": np.exp(-memory.loss_N.cpu().numpy()),
-            "p_noisy": memory.p_noisy_N.cpu().numpy(),
+            "label_score": np.exp(-verdict.loss_N.cpu().numpy()),
+            "p_noisy": verdict.p_noisy_N.cpu().numpy(),
             "trust": trust,
             "action": action,
             "true_label": true_label,
@@ -74,7 +72,8 @@ def _rows(part: str, images: ImageSet, memory: Memory, judged: bool) -> pd.DataF
 
 
 def _truth(images: ImageSet, names: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """True labels, and of what kind the given ones are; NaN where that is not known."""
+    """True labels, and whether the given ones are clean, wrong or out-of-distribution; NaN where
+    that is not known."""
     unknown = np.full(len(images), np.nan, dtype=object)
     if images.true_N is None:
         return unknown, unknown
@@ -85,7 +84,7 @@ def _truth(images: ImageSet, names: np.ndarray, given: np.ndarray) -> tuple[np.n
 
 
 def estimated_noise(table: pd.DataFrame) -> dict[str, Any]:
-    """How many of the labels that were trained on seem to be wrong: of all, and of each class."""
+    """The share of training labels that are an issue: of all, and of each class."""
     table = table[table["part"] == TRAIN]
     by_class = table.groupby("given_label", sort=False)["is_label_issue"].mean()
     return {
@@ -108,8 +107,7 @@ def write_labels(table: pd.DataFrame, folder: Path) -> None:
 
 
 def read_labels(folder: Path) -> pd.DataFrame:
-    """The label table of a run folder; labels and paths are text, as they were written. Where it
-    was written without parts, only images that were trained on have a row."""
+    """The label table of a run folder; labels and paths are text, as they were written."""
     text = ["path", "part", "given_label", "predicted_label", "suggested_label", "action", *TRUTH]
     numbers = ["label_score", "p_noisy", "trust"]
     table = pd.read_csv(
@@ -120,6 +118,5 @@ def read_labels(folder: Path) -> pd.DataFrame:
             name: [""] for name in ("path", "suggested_label", "trust", "label_score", *TRUTH)
         },
     )
-    if "part" not in table:
-        table.insert(list(table).index("path") + 1, "part", TRAIN)
+    table["action"] = table["action"].replace("look", "review")  # its name in version 0.1
     return table

@@ -10,19 +10,18 @@ from typing import Any
 from pseudoloss import __version__
 from pseudoloss.cli.parser import Parser, as_argument, duration, number, path, peek, whole
 from pseudoloss.config import (
-    NEEDS,
-    PRESETS,
+    METHODS,
     Settings,
     as_flag,
+    as_json,
     as_text,
     describe_settings,
-    did_you_mean,
     flag,
-    request,
     setting_types,
 )
-from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.errors import InputError, TrainingError, did_you_mean
 from pseudoloss.experiments.commands import experiments
+from pseudoloss.presets import NEEDS, PRESETS, request
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -111,10 +110,12 @@ def train(words: list[str]) -> None:
     web-car:DIR.
     Everything that is learnt goes into the run folder RUN.
     """
-    args = train_parser(peek(words, "--preset")).parse(words)
+    preset = peek(words, "--preset")
+    method = peek(words, "--method") or PRESETS.get(preset or "", {}).get("method", "pls")
+    args = train_parser(preset, method).parse(words)
     if args.out is None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
-    known = (*setting_types(), *READING)
+    known = (*setting_types(method), *READING)
     explicit = {name: value for name, value in vars(args).items() if name in known}
     from pseudoloss.engine import messages as messages
     from pseudoloss.engine.training import train as run_training
@@ -342,8 +343,8 @@ def _print_preset(name: str) -> None:
     if name not in PRESETS:
         raise InputError(f"{name}: no such preset{did_you_mean(name, PRESETS)}")
     print(f"{name}{_needs(name)}")
-    usual = vars(Settings())
-    for key, value in vars(Settings(**PRESETS[name])).items():
+    usual = as_json(Settings(method=PRESETS[name].get("method", "pls")))
+    for key, value in as_json(Settings(**PRESETS[name])).items():
         mark = " " if value == usual[key] else "*"
         print(f"{mark} {flag(key):26} {as_text(value)}")
     print("* is not the default; pseudoloss train --help tells what each of them means")
@@ -368,7 +369,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 # ------------------------------------------------------------------------------------- parsing
 
 
-def train_parser(preset: str | None) -> Parser:
+def train_parser(preset: str | None, method: str) -> Parser:
     """Flags of the command itself, and one for every setting, with the values of the preset."""
     parser = Parser("train", train)
     parser.usage = "pseudoloss train SOURCE --out RUN [OPTION ...]"
@@ -404,14 +405,16 @@ def train_parser(preset: str | None) -> Parser:
     add("--quiet", action="store_true", help="print nothing but errors")
     _add_reading(parser)
 
-    values = vars(request(preset, None, {}).settings("default"))
+    method = method if method in METHODS else "pls"
+    values = as_json(request(preset, None, {"method": method}).settings("default"))
+    types = setting_types(method)
     groups: dict[str, Any] = {}
-    for name, (title, text) in describe_settings().items():
+    for name, (title, text) in describe_settings(method).items():
         group = groups.setdefault(title, parser.add_argument_group(title) if title else parser)
         shown = "" if values[name] is None else f" (default: {as_text(values[name])})"
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
         options["help"] = (text + shown).replace("%", "%%")
-        group.add_argument(flag(name), **options, **as_argument(name))
+        group.add_argument(flag(name), **options, **as_argument(types[name]))
     return parser
 
 

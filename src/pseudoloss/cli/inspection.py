@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pseudoloss.config import Settings, as_flag, request
+from pseudoloss.config import Settings, as_flag
 from pseudoloss.data import Data, ImageSet, ReadOptions, ScannedSource, Skipped, Source, find_source
 from pseudoloss.data.decoding import (
     Entry,
@@ -24,9 +24,11 @@ from pseudoloss.data.decoding import (
 from pseudoloss.data.images import check_counts
 from pseudoloss.data.scanning import LabelledFiles, Progress, for_each, no_progress
 from pseudoloss.data.storage import choose_place
-from pseudoloss.engine.choices import choose_device, choose_reader, choose_size
+from pseudoloss.engine.choices import choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.errors import InputError
+from pseudoloss.nn.devices import choose_device
+from pseudoloss.presets import request
 
 SHOWN_CLASSES = 12  # more than this many are not all named in the report
 

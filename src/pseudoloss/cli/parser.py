@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from pseudoloss.config import did_you_mean, setting_types
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,9 +41,8 @@ def add_several(parser: Parser, name: str, metavar: str, text: str) -> None:
     parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
 
 
-def as_argument(name: str) -> dict[str, Any]:
-    """What argparse has to know of a setting to read it."""
-    hint = setting_types()[name]
+def as_argument(hint: Any) -> dict[str, Any]:
+    """What argparse has to know of a setting with this type to read it."""
     choices = get_args(hint)
     if choices and isinstance(choices[0], str):
         return {"choices": choices}

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data import label_files
 from pseudoloss.data import pools as pool
 from pseudoloss.data.images import OUT, ImageFiles, ImageSet
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 
 BLOCK = 5  # classes that asymmetric-blocks takes together
 

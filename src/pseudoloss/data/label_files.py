@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.images import ImageSet, check_trainable
 from pseudoloss.data.pickles import read_arrays
 from pseudoloss.data.sources.table import read_rows, texts
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.paths import at_home
 
 HUMAN_DEFAULTS = ("noisy_label", "worse_label")  # of CIFAR-100N, of CIFAR-10N

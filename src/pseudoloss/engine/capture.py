@@ -8,7 +8,7 @@ read nothing back, and take all that changes from tensors that are filled in pla
 import importlib
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -58,11 +58,6 @@ def first_try(fast: Call[Result], plain: Call[Result], on_failure: Failed) -> Ca
         return result
 
     return call
-
-
-def using(device: torch.device) -> AbstractContextManager[Any]:
-    """Have streams, graphs and kernels on this GPU, where there are several."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def load_compilers() -> Callable[[], None]:

@@ -1,9 +1,8 @@
-"""A checkpoint: everything a run needs to go on, in one pickle-free file that is replaced at once.
+"""A checkpoint: everything a run needs to resume, in one pickle-free file that is replaced at once.
 
-It holds the network, the momentum, the memory and the record of the run so far (epochs done, best
-epoch, time, notices). Two things need no place in it. The schedule is a function of the epoch.
-And the random streams of an epoch are a function of the seed and the epoch (`trainer.stream_seed`),
-so an epoch that was broken off begins again with the very same numbers.
+It holds the networks, their momentum, the state of the method and the record of the run so far
+(epochs done, best epoch, time, notices). Two things are not in it because they follow from the
+epoch: the learning rate, and the random streams (randomness.py).
 """
 
 from collections.abc import Mapping
@@ -13,25 +12,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
-from pseudoloss.methods.memory import Memory
-from pseudoloss.nn.networks import Network
+from pseudoloss.methods.base import tensors_of
 
 
-def tensors_of(network: Network, optimiser: torch.optim.SGD, memory: Memory) -> dict[str, Tensor]:
-    """All that goes into a checkpoint, by name: the tensors themselves, which training changes."""
-    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
-    tensors |= {
-        f"momentum.{name}": buffer for name, buffer in _momentum(network, optimiser).items()
+def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, by name: the ones that training changes, not copies."""
+    found = {
+        f"networks.{role}.{name}": tensor
+        for role, network in trainer.networks.items()
+        for name, tensor in network.state_dict().items()
     }
-    tensors |= {f"memory.{name}": tensor for name, tensor in memory.tensors().items()}
-    return tensors
+    found |= {
+        f"momentum.{role}.{name}": optimiser.state[parameter]["momentum_buffer"]
+        for role, optimiser in trainer.optimisers.items()
+        for name, parameter in trainer.networks[role].named_parameters()
+    }
+    return found | {f"state.{name}": tensor for name, tensor in tensors_of(trainer.state).items()}
 
 
-def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the network among them, under its own names."""
-    return _part(tensors, "network.")
+def model_weights(trainer: Trainer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the model among the tensors of a checkpoint, under the model's own names."""
+    roles = trainer.method.predicts
+    if len(roles) == 1:
+        return _below(tensors, f"networks.{roles[0]}.")
+    return {
+        f"members.{i}.{name}": tensor
+        for i, role in enumerate(roles)
+        for name, tensor in _below(tensors, f"networks.{role}.").items()
+    }
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
@@ -39,40 +50,27 @@ def save(path: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> N
     write_safetensors(path, tensors, record)
 
 
-def restore(
-    path: Path, network: Network, optimiser: torch.optim.SGD, memory: Memory
-) -> dict[str, Any]:
+@torch.no_grad()
+def restore(path: Path, trainer: Trainer) -> dict[str, Any]:
     """Put a checkpoint back in place, tensor by tensor, and return its record."""
     try:
-        tensors, record = from_safetensors(path)
-        _fill(network.state_dict(), weights(tensors))
-        _fill(_momentum(network, optimiser), _part(tensors, "momentum."))
-        _fill(memory.tensors(), _part(tensors, "memory."))
+        saved, record = from_safetensors(path)
+        current = checkpoint_tensors(trainer)
+        if current.keys() != saved.keys():
+            raise ValueError(f"it has other tensors: {sorted(current.keys() ^ saved.keys())[:3]}")
+        for name, tensor in current.items():
+            if tensor.shape != saved[name].shape:
+                raise ValueError(f"{name} has another shape")
+        for name, tensor in current.items():
+            tensor.copy_(saved[name])
         return dict(record)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: not a checkpoint of this run ({error})") from None
 
 
-def _momentum(network: Network, optimiser: torch.optim.SGD) -> dict[str, Tensor]:
-    return {
-        name: optimiser.state[parameter]["momentum_buffer"]
-        for name, parameter in network.named_parameters()
-    }
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
-
-
-@torch.no_grad()
-def _fill(into: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    if into.keys() != saved.keys():
-        raise ValueError(f"it holds other tensors: {sorted(into.keys() ^ saved.keys())[:3]}")
-    for name, tensor in into.items():
-        if tensor.shape != saved[name].shape:
-            raise ValueError(f"{name} has another shape")
-        tensor.copy_(saved[name])

@@ -1,9 +1,5 @@
 """What a run uses where the user leaves it open: device, precision, sizes, normalisation."""
 
-from importlib.util import find_spec
-
-import torch
-
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, Reader, ScannedSource
 from pseudoloss.data.decoding import Fit
@@ -63,35 +59,3 @@ def choose_padding(size: tuple[int, int], settings: Settings) -> int:
             f"--pad {settings.pad} must be smaller than the images ({size[0]}×{size[1]} pixels)"
         )
     return settings.pad
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from None
-    available = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-    }.get(device.type, 0)
-    if (device.index or 0) >= available:
-        raise InputError(f"--device {name}: there is no such device on this machine")
-    return device
-
-
-def can_fuse(device: torch.device) -> bool:
-    """Whether our kernels run there: with Triton, on an NVIDIA GPU that computes in bf16."""
-    if find_spec("triton") is None or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0) and torch.backends.cudnn.enabled
-
-
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"bf16": torch.bfloat16, "float32": torch.float32}[name]

@@ -1,36 +1,38 @@
-"""Settings that fit the data, and epochs that fit the time."""
+"""Settings that suit the data, and a number of epochs that suits the time."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from pseudoloss.config import Request, Settings
+from pseudoloss.config import Settings, setting_types
 from pseudoloss.data import Data, ScannedSource
-from pseudoloss.engine.choices import choose_device
-from pseudoloss.engine.tracking import predict
 from pseudoloss.engine.trainer import Trainer
+from pseudoloss.inference.passes import predict
+from pseudoloss.methods import Method
+from pseudoloss.nn.devices import choose_device
+from pseudoloss.presets import Request
 
-STEPS = 8  # an epoch should have at least so many
-UNEVEN = 2  # a class with so many times the images of another makes a set imbalanced
-CPU_EPOCHS = 30  # where there is no GPU, and nobody has asked for more
-UNTIMED = 5  # steps on a GPU before others are timed: compilers work in them
+STEPS = 8  # an epoch should have at least this many
+UNEVEN = 2  # a class with this many times the images of another makes a dataset imbalanced
+CPU_EPOCHS = 30  # default without a GPU
+UNTIMED = 5  # steps on a GPU before others are timed: they include compilation
 TIMED = 5
-TRACKED = 3.0  # seconds of a tracking pass that are timed
+SCORED = 3.0  # seconds of a pass over all images that are timed
 MOST = 10_000  # epochs
 
 
 class Chosen(NamedTuple):
-    """The settings of a run, and those of them that were made to fit the images."""
+    """The settings of a run, and those of them that were chosen to suit the images."""
 
     settings: Settings
     fitting: dict[str, Any]
 
 
 def choose_settings(found: Data | ScannedSource, asked: Request) -> Chosen:
-    """The settings of a new run on what was found. A source with a preset of its own keeps it."""
+    """The settings of a new run on this data. A source with a preset of its own keeps it."""
     usual = asked.settings(found.preset)
     fitting: dict[str, Any] = {}
     if isinstance(found, ScannedSource) and found.recipe is None:
@@ -42,15 +44,19 @@ def choose_settings(found: Data | ScannedSource, asked: Request) -> Chosen:
     elif isinstance(found, Data) and found.preset == Data.preset and asked.preset is None:
         counts = torch.bincount(found.train.given_N).tolist()
         fitting = fit_to_data(dict(zip(found.train.classes, counts, strict=False)), usual)
-    fitting = {name: value for name, value in fitting.items() if name not in asked.values}
+    fitting = {
+        name: value
+        for name, value in fitting.items()
+        if name not in asked.values and name in setting_types(usual.method)
+    }
     return Chosen(asked.settings(found.preset, fitting), fitting)
 
 
 def fit_to_data(counts: Mapping[str, int], usual: Settings) -> dict[str, Any]:
-    """Settings that fit so many images of each class better than a preset does."""
+    """Settings that suit these numbers of images per class better than the preset does."""
     found: dict[str, Any] = {}
     images, parts, batch_size = sum(counts.values()), usual.accumulate, usual.batch_size
-    # Halves that still make whole parts, of two images at least.
+    # Halve the batch, into equal parts of at least two images, until an epoch has enough steps.
     while images < STEPS * batch_size and batch_size % (2 * parts) == 0 and batch_size >= 4 * parts:
         batch_size //= 2
     if batch_size != usual.batch_size:
@@ -61,73 +67,74 @@ def fit_to_data(counts: Mapping[str, int], usual: Settings) -> dict[str, Any]:
 
 
 class Pace(NamedTuple):
-    """Seconds of the parts of an epoch, images on their way to the device included."""
+    """Seconds of what an epoch does, copying images to the device included."""
 
-    warm_up: float
-    main: float
-    track: float
+    train: dict[str, float]  # by phase
+    score: float
     validate: float
-    ready: float  # once a run: what the first steps take longer than others
+    startup: float  # once per run: how much longer the first steps take than others
 
-    def of(self, settings: Settings, epochs: int) -> float:
-        """Seconds of so many epochs."""
-        warm_up = replace(settings, epochs=epochs, warmup=None).warmup_epochs
-        if settings.warmup is not None:
-            warm_up = scaled_warmup(settings, epochs)
-        judged = epochs - warm_up
-        return warm_up * self.warm_up + judged * (self.main + self.track) + epochs * self.validate
+    def of(self, method: Method, epochs: int) -> float:
+        """Seconds of a run with this method, whose phases have so many epochs together."""
+        training = sum(phase.epochs * self.train[phase.name] for phase in method.phases())
+        scored = sum(method.scores_after(epoch) for epoch in range(epochs))
+        return training + scored * self.score + epochs * self.validate
+
+
+def with_epochs(settings: Settings, epochs: int) -> Settings:
+    """The settings with another number of epochs; a warm-up that was named is scaled with it."""
+    warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
+    return replace(settings, epochs=epochs, warmup=warmup)
 
 
 def scaled_warmup(settings: Settings, epochs: int) -> int:
-    """A warm-up that was named, in another number of epochs."""
+    """A warm-up that was named, for another number of epochs."""
     named = settings.warmup_epochs
     return min(max(1, round(named * epochs / settings.epochs)), max(epochs - 1, 1))
 
 
 def measure_pace(trainer: Trainer) -> Pace:
-    """Time a few steps of each kind and a part of a tracking pass. The trainer is of no use
+    """Time a few steps of each phase and part of a pass over all images. The trainer cannot be used
     afterwards."""
-    chance = torch.Generator(trainer.device).manual_seed(0)
-    trainer.order_SB.copy_(
-        torch.randperm(len(trainer.pixels), generator=chance, device=trainer.device)[
-            : trainer.order_SB.numel()
-        ].view_as(trainer.order_SB)
-    )
+    random = torch.Generator(trainer.device).manual_seed(0)
     untimed = UNTIMED if trainer.device.type == "cuda" else 1
-    step_seconds, ready = [], 0.0
-    for step in (trainer.warm_up_step, trainer.main_step):
-        trainer.network.train()
-        trainer._draw(chance)
-        trainer.step.zero_()
-        order_SB = trainer.order_SB[: untimed + TIMED]
-        before = min(untimed, len(order_SB) - 1)
-        begun = start = time.monotonic()
-        for i, _ in enumerate(trainer.pixels.batches(order_SB)):
-            step()
-            trainer.loss_sum.item()  # waits for the device
-            if i + 1 == before:
-                start = time.monotonic()
-        seconds = (time.monotonic() - start) / (len(order_SB) - before)
-        step_seconds.append(seconds)
-        ready += max(start - begun - before * seconds, 0)
+    train, startup = {}, 0.0
+    for phase, steps in zip(trainer.phases, trainer.steps, strict=True):
+        train[phase.name] = 0.0
+        for prepared in steps:
+            count = min(prepared[1].steps(trainer.state), untimed + TIMED)
+            before = min(untimed, count - 1)
+            begun = start = time.monotonic()
+            for i, _ in enumerate(trainer.run_steps(prepared, random, count)):
+                trainer.loss_sum.item()  # waits for the device
+                if i + 1 == before:
+                    start = time.monotonic()
+            seconds = (time.monotonic() - start) / (count - before)
+            train[phase.name] += seconds * prepared[1].steps(trainer.state)
+            startup += max(start - begun - before * seconds, 0)
     seen, start = 0, time.monotonic()
-    for logits_BC in predict(trainer.network, trainer.views, trainer.pixels):
+    for logits_BC in predict(trainer.model.network, trainer.views, trainer.images):
         logits_BC[0, 0].item()
         seen += len(logits_BC)
-        if time.monotonic() - start > TRACKED:
+        if time.monotonic() - start > SCORED:
             break
     image = (time.monotonic() - start) / seen
     test = len(trainer.data.test) if trainer.data.test else 0
-    warm_up, main = (seconds * trainer.steps for seconds in step_seconds)
-    return Pace(warm_up, main, image * len(trainer.pixels), image * test, ready)
+    return Pace(train, image * len(trainer.images), image * test, startup)
 
 
-def epochs_in(pace: Pace, settings: Settings, seconds: float) -> int:
-    """The most epochs that take no more than so many seconds; two at least."""
+def epochs_in(
+    pace: Pace, settings: Settings, method_for: Callable[[Settings], Method], seconds: float
+) -> int:
+    """The most epochs that take no more than so many seconds; at least two."""
+
+    def fits(epochs: int) -> bool:
+        return pace.of(method_for(with_epochs(settings, epochs)), epochs) <= seconds
+
     few, many = 2, 3
-    while pace.of(settings, many) <= seconds and many < MOST:
+    while fits(many) and many < MOST:
         few, many = many, 2 * many
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (middle, many) if pace.of(settings, middle) <= seconds else (few, middle)
+        few, many = (middle, many) if fits(middle) else (few, middle)
     return few

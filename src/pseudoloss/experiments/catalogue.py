@@ -11,15 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pseudoloss.config import (
-    MAY_CHANGE_ON_RESUME,
-    PRESETS,
-    Settings,
-    as_flag,
-    as_json,
-    did_you_mean,
-)
-from pseudoloss.errors import InputError
+from pseudoloss.config import Settings, as_flag, as_json
+from pseudoloss.errors import InputError, did_you_mean
+from pseudoloss.presets import MAY_CHANGE_ON_RESUME, PRESETS
 
 
 @dataclass(frozen=True)

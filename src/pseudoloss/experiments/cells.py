@@ -16,23 +16,14 @@ from typing import Any, get_args
 
 import torch
 
-from pseudoloss.config import (
-    Settings,
-    as_flag,
-    as_json,
-    as_text,
-    did_you_mean,
-    request,
-    same_for_a_run,
-    setting_types,
-    shorten,
-)
+from pseudoloss.config import Settings, as_flag, as_json, as_text, setting_types, shorten
 from pseudoloss.data import corruption, pools, sources
-from pseudoloss.engine.choices import choose_device
 from pseudoloss.engine.training import train
-from pseudoloss.errors import BusyError, InputError, TrainingError
+from pseudoloss.errors import BusyError, InputError, TrainingError, did_you_mean
 from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home, other_pool
+from pseudoloss.nn.devices import choose_device
 from pseudoloss.nn.networks import check_known
+from pseudoloss.presets import request, same_for_a_run
 from pseudoloss.runs import Recorded, RunFolder
 
 LEAST_MINUTES = 0.5  # with less than that left no other cell is begun

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pseudoloss.cli.parser import Parser, add_several, number, path, whole
-from pseudoloss.config import as_flag, did_you_mean
-from pseudoloss.errors import InputError
+from pseudoloss.config import as_flag
+from pseudoloss.errors import InputError, did_you_mean
 
 OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
 SEEDS = "seeds of noise and training (default: 1 2 3)"

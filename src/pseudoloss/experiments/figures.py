@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudoloss.config import did_you_mean
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.experiments.catalogue import FIGURES, SELECTION, WITH, WITHOUT, Cell, unlike
 from pseudoloss.experiments.cells import folders_of, kind_of
 from pseudoloss.files import write_atomically

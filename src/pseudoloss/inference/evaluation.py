@@ -14,13 +14,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pseudoloss.config import did_you_mean
+from pseudoloss import scores as figures
 from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
 from pseudoloss.data.decoding import Entry
 from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
 from pseudoloss.data.sources import image_parts, open_words
-from pseudoloss.engine import evaluate as figures
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.files import write_json
 from pseudoloss.inference.predictions import Batch, predict_batches, refuse_if_none
 

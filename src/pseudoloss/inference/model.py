@@ -13,14 +13,15 @@ from torch import Tensor
 from pseudoloss.data import Reader, Source, to_pixels
 from pseudoloss.data.decoding import Fit
 from pseudoloss.data.storage import place
-from pseudoloss.engine.capture import using
-from pseudoloss.engine.tracking import predict
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.inference import evaluation, predictions
+from pseudoloss.inference.ensemble import Ensemble
+from pseudoloss.inference.passes import predict
 from pseudoloss.nn import networks
+from pseudoloss.nn.devices import using
 from pseudoloss.nn.networks import Network
-from pseudoloss.nn.views import Views
+from pseudoloss.nn.views import Views, make_views
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Description:
     std: tuple[float, ...]
     projection: int
     fit: Fit = "stretch"  # how files of other shapes become such images
+    members: int = 1  # networks that predict together
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Model:
     """A network with its views and the names of its classes."""
 
     description: Description
-    network: Network
+    network: Network | Ensemble
     views: Views
 
     @property
@@ -110,23 +112,21 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
             for key, value in dict(record).items()
         }
         description = Description(**fields)
-        network = networks.build(
-            description.network,
-            channels=description.channels,
-            size=description.size,
-            classes=len(description.classes),
-            projection=description.projection,
-        )
+        members = [
+            networks.build(
+                description.network,
+                channels=description.channels,
+                size=description.size,
+                classes=len(description.classes),
+                projection=description.projection,
+            )
+            for _ in range(description.members)
+        ]
+        network = members[0] if len(members) == 1 else Ensemble(members)
         network.load_state_dict(tensors)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
     network.to(device).eval()
-    views = Views(
-        mean_C=torch.tensor(description.mean, device=device),
-        std_C=torch.tensor(description.std, device=device),
-        size=description.size,
-        pad=0,
-        flip=False,
-    )
-    return Model(description, network, views)
+    mean, std = description.mean, description.std
+    return Model(description, network, make_views(mean, std, description.size, 0, False, device))

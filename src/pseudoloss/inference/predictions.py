@@ -19,9 +19,9 @@ from pseudoloss.data.decoding import Entry, UnreadableError, shown
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.data.sources.folder import files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
-from pseudoloss.engine.tracking import images_at_once
 from pseudoloss.errors import InputError
 from pseudoloss.files import to_json, write_atomically
+from pseudoloss.inference.passes import images_at_once
 from pseudoloss.paths import as_path, at_home
 from pseudoloss.progress import Reporter, SilentReporter
 

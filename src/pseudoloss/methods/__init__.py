@@ -1,85 +1,118 @@
-"""One file a method. A method says what the network is to see, and makes a loss of what it answers:
-once for the steps of the warm-up, once for the others."""
+"""Methods: one file each. base.py is the contract with the engine; `build` makes a method from the
+settings of a run."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pseudoloss.config import Settings
-from pseudoloss.methods import pls
-from pseudoloss.methods.batch import Batch, Outputs, ViewBatch
+from pseudoloss.config import (
+    CoTeachingSettings,
+    DetectionSettings,
+    ELRSettings,
+    PLSSettings,
+    Settings,
+)
+from pseudoloss.errors import InputError
+from pseudoloss.methods import detection, metrics, pls
+from pseudoloss.methods.base import Method, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
-from pseudoloss.methods.memory import Memory
+from pseudoloss.methods.co_teaching import CoTeaching
+from pseudoloss.methods.detection import LossDetector
+from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
-from pseudoloss.nn.views import Views
+from pseudoloss.methods.pls_metrics import of_pseudo_labels
+from pseudoloss.methods.pseudo_labels import PLSState
 
-__all__ = ["Batch", "Method", "Outputs", "Part", "ViewBatch", "build"]
-
-
-class Part(Protocol):
-    """What the steps of a phase do. Both functions are of fixed-shape tensors: they read nothing
-    back to the host and draw no random numbers of their own."""
-
-    @property
-    def guess_in_eval(self) -> bool:
-        """Whether the views for guesses are seen in evaluation mode."""
-
-    def show(self, views: Views, batch: Batch) -> ViewBatch:
-        """The views of a step."""
-
-    def loss(self, seen: Outputs, batch: Batch, memory: Memory) -> Tensor:
-        """A scalar. May write into the memory."""
+__all__ = ["Method", "build"]
 
 
-class Method(Part, Protocol):
-    """What the training loop asks of a method, which is its own main phase."""
+def build(settings: Settings, given_N: Tensor, classes: int, weak_is_plain: bool) -> Method:
+    """The method that the settings ask for.
 
-    @property
-    def draws(self) -> int:
-        """Random numbers an image needs in a step."""
+    Args:
+        settings: of the run.
+        given_N: the given labels, on the device of the run.
+        classes: number of classes.
+        weak_is_plain: whether weak views are the same as plain ones, by the settings.
+    """
+    own, warmup = settings.method_settings, settings.warmup_epochs
+    common = (build_detector(own, weak_is_plain), settings.epochs, warmup)
+    if isinstance(own, PLSSettings):
+        return pls.PLS(common[0], pls_options(own, given_N, classes), settings.epochs, warmup)
+    if isinstance(own, ELRSettings):
+        return ELR(*common, own.elr_lambda, own.elr_beta)
+    if isinstance(own, CoTeachingSettings):
+        return CoTeaching(*common, own.forget_rate, own.forget_epochs, own.ensemble)
+    return {"ce": CrossEntropy, "mixup": Mixup}[settings.method](*common)
 
-    @property
-    def guess(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """What a step guesses from the logits of two weak views, and leaves in the memory for stage
-        2 to judge; None where it guesses nothing."""
 
-    @property
-    def warm_up(self) -> Part: ...
-
-
-def build(settings: Settings, given_N: Tensor, classes: int) -> Method:
-    """The method that the settings ask for."""
-    if settings.method == "ce":
-        return CrossEntropy()
-    if settings.method == "mixup":
-        return Mixup()
-    normalise = {"sum": pls.by_sum, "max": pls.by_max}[settings.guess_norm]
-    guess = partial(pls.guess_labels, gamma=settings.gamma, normalise=normalise)
-    return pls.PLS(
-        guess=guess if settings.correct else None,
-        mu=settings.mu,
-        balance=settings.balance,
-        prior_C=_prior(settings, given_N, classes),
-        classification={
-            "apart": pls.classification_apart,
-            "together": pls.classification_together,
-            "own": pls.classification_own,
-        }[settings.weighting],
-        contrastive_class={"mixed": pls.class_of_mixed, "own": pls.class_of_own}[
-            settings.contrast_class
-        ],
-        guess_in_eval=settings.guess_mode == "eval",
-        contrast=settings.contrast,
-        trust_in_classification=settings.trust_in_classification,
-        trust_in_contrast=settings.trust_in_contrast,
+def build_detector(own: DetectionSettings, weak_is_plain: bool = False) -> LossDetector:
+    if own.noise_metric == "kl" and weak_is_plain:
+        raise InputError(
+            "--noise-metric kl compares the plain view of an image with a weak one; without "
+            "padding, crop and flip they are the same. Use --pad 1 or more, or --flip"
+        )
+    rules = {"noisy": detection.high_loss, "clean": detection.not_low_loss}
+    return LossDetector(
+        own.noise_metric, rules[own.threshold_on], own.threshold, own.protect_rare_classes
     )
 
 
-def _prior(settings: Settings, given_N: Tensor, classes: int) -> Tensor:
+def pls_options(own: PLSSettings, given_N: Tensor, classes: int) -> pls.Options:
+    normalise = {"sum": pls.by_sum, "max": pls.by_max}[own.pseudo_label_norm]
+    make = partial(pls.make_pseudo_labels, gamma=own.gamma, normalise=normalise)
+    lambdas = {"folded": fold, "uniform": uniform}
+    return pls.Options(
+        make_pseudo_labels=make if own.correct else None,
+        pseudo_labels_in_eval=own.pseudo_label_mode == "eval",
+        trust=_trust(own),
+        trust_values=None if own.trust_metric == "threshold" else own.trust_metric,
+        initial_trust=own.initial_trust,
+        trust_in_classification=own.trust_in_classification,
+        trust_in_contrast=own.trust_in_contrast,
+        classification={
+            "separate": pls.classification_separate,
+            "interpolated": pls.classification_interpolated,
+            "first": pls.classification_first,
+        }[own.weighting],
+        fold_lambda=lambdas[own.mixup_lambda] if own.mixup else no_mixing,
+        contrast=own.contrast,
+        mu=own.mu,
+        contrastive_class={"mixed": pls.class_of_mixed, "own": pls.class_of_own}[
+            own.contrast_class
+        ],
+        label_similarity={"rows": pls.similarity_of_rows, "mixed": pls.similarity_of_mixed}[
+            own.contrast_labels
+        ],
+        contrast_mixes_alone=own.contrast_mix == "separate",
+        balance=own.balance,
+        prior_C=_prior(own.balance_prior, given_N, classes),
+    )
+
+
+def _trust(own: PLSSettings) -> pls.Trust:
+    """Stage 2, by the metric that the settings name."""
+
+    def by_pseudo_loss(state: PLSState) -> tuple[Tensor, Mixture | None]:
+        return pls.trust_by_mixture(state.pseudo_loss_N, state.noisy_N)
+
+    if own.trust_metric == "pseudo-loss":
+        return by_pseudo_loss
+    metric = metrics.entropy if own.trust_metric == "entropy" else metrics.confidence
+
+    def by_metric(state: PLSState) -> tuple[Tensor, Mixture | None]:
+        value_N = of_pseudo_labels(metric, state)
+        if own.trust_metric != "threshold":
+            return pls.trust_by_mixture(value_N, state.noisy_N)
+        return pls.trust_confident(value_N, state.noisy_N, own.trust_threshold), None
+
+    return by_metric
+
+
+def _prior(kind: str, given_N: Tensor, classes: int) -> Tensor:
     """The class shares that the balance term aims at."""
-    if settings.balance_prior == "uniform":
+    if kind == "uniform":
         return torch.full((classes,), 1 / classes, device=given_N.device)
     return torch.bincount(given_N, minlength=classes).float() / len(given_N)

@@ -145,7 +145,10 @@ def _two_means(
         below = torch.arange(part.start + 1, part.start + 1 + len(lower), device=lower.device)
         above = (count - below).clamp(min=1)
         # Least error within the parts is most spread between them: Σ (sum of a part)² / its size.
-        spread = (prefix / FIXED_POINT) ** 2 / below + ((total - prefix) / FIXED_POINT) ** 2 / above
+        # In float64: torch divides int64 by a Python float in float32, which is off by many ranks.
+        lower_sum = prefix.double() / FIXED_POINT
+        upper_sum = (total - prefix).double() / FIXED_POINT
+        spread = lower_sum**2 / below + upper_sum**2 / above
         is_cut = (below < count) & (lower < upper)
         spread, place = spread.masked_fill(~is_cut, 0).max(0)
         best_cut = torch.where(spread > most, lower.take(place), best_cut)

@@ -1,45 +1,59 @@
-"""mixup (Zhang et al., ICLR 2018): train on convex combinations of pairs.
+"""mixup (Zhang et al., ICLR 2018): train on convex combinations of pairs of images.
 
 Shapes: B images in a batch, C classes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.methods.batch import Batch, Outputs, ViewBatch
-from pseudoloss.methods.memory import Memory
+from pseudoloss.methods.base import (
+    NET,
+    Batch,
+    Detector,
+    Method,
+    Outputs,
+    Phase,
+    Step,
+    ViewBatch,
+    fold,
+)
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 
-def mix(x: Tensor, partner_B: Tensor, lam: Tensor) -> Tensor:
-    """λ·x + (1-λ)·x of the partner."""
-    return lam * x + (1 - lam) * x[partner_B]
-
-
 def cross_entropy(logits_BC: Tensor, target_BC: Tensor) -> Tensor:
-    """-Σ target·log softmax(logits), a value an image; in float32, whatever the logits are in."""
+    """-Σ target·log softmax(logits) of each image; in float32, whatever the logits are in."""
     return -(target_BC * F.log_softmax(logits_BC.float(), dim=1)).sum(1)  # row 10
 
 
-@dataclass(frozen=True)
-class Mixup:
-    """The baseline, and the warm-up of PLS."""
+def show(views: Views, batch: Batch) -> dict[str, ViewBatch]:
+    """A mixed weak view."""
+    view = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
+    return {NET: ViewBatch([], [batch.mixes[0].of(view)])}
 
-    draws = WEAK_DRAWS
-    guess = None
-    guess_in_eval = False
 
-    @property
-    def warm_up(self) -> "Mixup":
-        return self
+def loss(outputs: dict[str, Outputs], batch: Batch, state: object) -> Tensor:
+    """Cross-entropy with the mixed labels."""
+    ((logits_BC, _),) = outputs[NET].with_grad
+    given_BC = F.one_hot(batch.given_B, logits_BC.shape[1]).float()
+    return cross_entropy(logits_BC, batch.mixes[0].of(given_BC)).mean()
 
-    def show(self, views: Views, batch: Batch) -> ViewBatch:
-        view = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
-        return ViewBatch([], [mix(view, batch.partner_B, batch.lam)])
 
-    def loss(self, seen: Outputs, batch: Batch, memory: Memory) -> Tensor:
-        ((logits_BC, _),) = seen.learnt
-        given_BC = F.one_hot(batch.given_B, logits_BC.shape[1]).float()
-        return cross_entropy(logits_BC, mix(given_BC, batch.partner_B, batch.lam)).mean()
+def mixup_step(fold_lambda: Callable[[Tensor], Tensor] = fold) -> Step:
+    """The step of the baseline, and of the warm-up of PLS."""
+    return Step(show, loss, WEAK_DRAWS, lambdas=(fold_lambda,))
+
+
+class Mixup(Method):
+    def __init__(self, detector: Detector, epochs: int, warmup: int) -> None:
+        super().__init__(detector, warmup)
+        self.epochs = epochs
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Two phases of the same step: the learning rate falls in the second."""
+        step = mixup_step()
+        return (
+            Phase("warm-up", self.warmup, (step,)),
+            Phase("mixup", self.epochs - self.warmup, (step,)),
+        )

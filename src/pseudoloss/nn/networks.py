@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pseudoloss.config import OWN, did_you_mean
-from pseudoloss.errors import InputError, first_line
+from pseudoloss.config import OWN
+from pseudoloss.errors import InputError, did_you_mean, first_line
 from pseudoloss.nn.ops import Beside, Folded, Fused, Plain, weights_in
 from pseudoloss.paths import at_home
 

@@ -87,6 +87,23 @@ class Views:
         return x.contiguous(memory_format=torch.channels_last)
 
 
+def make_views(
+    mean: Sequence[float],
+    std: Sequence[float],
+    size: tuple[int, int],
+    pad: int,
+    flip: bool,
+    device: torch.device | str,
+) -> Views:
+    return Views(
+        mean_C=torch.tensor(mean, device=device),
+        std_C=torch.tensor(std, device=device),
+        size=size,
+        pad=pad,
+        flip=flip,
+    )
+
+
 def whole_number(draw_B: Tensor, choices: Tensor | int) -> Tensor:
     """A whole number from 0 to choices-1, each equally likely, from a uniform draw."""
     number = (draw_B * choices).long()

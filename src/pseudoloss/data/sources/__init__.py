@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.images import Data, arrays, check_trainable, with_held_out
 from pseudoloss.data.scanning import (
     LabelledFiles,
@@ -28,7 +27,7 @@ from pseudoloss.data.sources.imagenet32 import imagenet32
 from pseudoloss.data.sources.map_style import dataset_items, is_map_style
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_parts
 from pseudoloss.data.sources.webfg import web
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.paths import as_path, at_home
 
 # Words or a path; arrays; or a data set of Hugging Face's or torch's, which have no common type.

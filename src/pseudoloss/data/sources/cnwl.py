@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pseudoloss.config import PRESETS
 from pseudoloss.data.decoding import Reader
 from pseudoloss.data.images import in_order
 from pseudoloss.data.scanning import LabelledFiles, Parts, Recipe, name_of
 from pseudoloss.data.sources.folder import images_below
 from pseudoloss.errors import InputError
 from pseudoloss.paths import at_home
+from pseudoloss.presets import PRESETS
 
 READER = Reader(3, (32, 32), "published-crop")
 MEAN, STD = (0.4728, 0.4487, 0.4031), (0.2744, 0.2663, 0.2806)

@@ -3,11 +3,10 @@
 from functools import partial
 from typing import Any
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.decoding import Item
 from pseudoloss.data.items import Rows
 from pseudoloss.data.scanning import LabelledFiles, ReadOptions
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.paths import at_home
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels")  # what columns are called most often

@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_scalar
 
-from pseudoloss.config import did_you_mean
 from pseudoloss.data.scanning import LabelledFiles, ReadOptions, name_of
 from pseudoloss.data.sources.folder import PARTS
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.paths import at_home
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")

@@ -1,0 +1,339 @@
+"""The contract between a method and the engine.
+
+A method declares its networks, its state, the phases of a run and what one step computes; the
+engine builds, trains, captures, checkpoints and resumes all of that without knowing the method. See
+docs/add-a-method.md for a complete example.
+
+A method works on tensors. It does not choose a device, open a file or draw random numbers: the
+engine passes uniform random numbers in, so a step is repeatable and can be compiled and captured.
+
+Shapes: N images in the dataset, B in a batch, C classes, D dimensions of the projection, K random
+numbers per image.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pseudoloss.nn.views import Views
+
+NET = "net"  # the role of the network of a method that has only one
+
+# ------------------------------------------------------------------------------- what a step sees
+
+
+class Mix(NamedTuple):
+    """How mixup pairs a batch."""
+
+    partner_B: Tensor  # a permutation of the batch
+    lam: Tensor  # λ, a scalar tensor
+
+    def of(self, x: Tensor) -> Tensor:
+        """λ·x + (1-λ)·x of the partner."""
+        return self.lam * x + (1 - self.lam) * x[self.partner_B]
+
+
+class Batch(NamedTuple):
+    """The images of a step and its random numbers. All shapes are the same in every step."""
+
+    index_B: Tensor  # positions in the dataset
+    images_BCHW: Tensor  # uint8
+    given_B: Tensor  # given labels
+    mixes: tuple[Mix, ...]  # one for each rule in `Step.lambdas`
+    draws_BK: Tensor  # uniform random numbers, for the views
+
+
+class ViewBatch(NamedTuple):
+    """The views that one network sees in a step, in this order."""
+
+    no_grad: list[Tensor]
+    with_grad: list[Tensor]
+
+
+class Outputs(NamedTuple):
+    """What the network made of them: logits (B,C) and projection (B,D) of each view."""
+
+    no_grad: list[tuple[Tensor, Tensor]]
+    with_grad: list[tuple[Tensor, Tensor]]
+
+
+# ------------------------------------------------------------------------- what a method declares
+
+
+def fold(u: Tensor) -> Tensor:
+    """λ = max(u, 1 - u): the first image of a pair always dominates."""
+    return torch.maximum(u, 1 - u)
+
+
+def uniform(u: Tensor) -> Tensor:
+    """λ = u."""
+    return u
+
+
+def no_mixing(u: Tensor) -> Tensor:
+    """λ = 1."""
+    return torch.ones_like(u)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Images that a step draws from: all, or those where `mask` of the state is true (all, too,
+    where it is true nowhere). `size` is how many of them are in a batch; None: the batch size of
+    the phase."""
+
+    mask: Callable[[Any], Tensor] | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update: which views each network sees, and the loss of what it makes of them.
+
+    `show` and `loss` work on tensors of fixed shapes, read nothing back to the host and use no
+    random numbers but those of the batch, so that the step can be compiled and captured. `loss` may
+    write to the state, in place. A batch holds the images of all streams, one stream after the
+    other; the first stream decides how many steps an epoch has, the others repeat as needed.
+    """
+
+    show: Callable[[Views, Batch], dict[str, ViewBatch]]  # by role of the network
+    loss: Callable[[dict[str, Outputs], Batch, Any], Tensor]
+    draws: int  # uniform random numbers per image
+    lambdas: tuple[Callable[[Tensor], Tensor], ...] = (fold,)  # λ of each `Mix`, from uniform
+    trains: tuple[str, ...] = (NET,)  # roles of the networks that are updated
+    streams: tuple[Stream, ...] = (Stream(),)
+    no_grad_in_eval: bool = False  # views without gradients are seen in evaluation mode
+    cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some epochs in a row. Every epoch runs the steps of each entry of `steps`, one entry after
+    the other (networks that are trained in turn have an entry each)."""
+
+    name: str
+    epochs: int
+    steps: tuple[Step, ...]
+    batch_size: int | None = None  # None: that of the settings
+    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: the run's schedule
+    reset_optimiser: bool = False  # start the phase without momentum
+    reset_head: bool = False  # ... with a new classifier
+
+
+@dataclass(frozen=True)
+class Ema:
+    """A network that follows another one as an exponential moving average of its parameters."""
+
+    of: str  # role of the network it follows
+    decay: float | Callable[[Any], Tensor]  # or a scalar tensor, computed from the state
+    copy_buffers: bool = True  # take over its batch-norm statistics too
+
+
+class Scorer(Protocol):
+    """What a method can ask about all images after an epoch, in evaluation mode."""
+
+    given_N: Tensor
+    classes: int
+    weak_is_plain: bool  # the settings leave nothing random in weak views
+
+    def logits(
+        self, *, plain: bool = True, weak: int = 0, role: str | None = None
+    ) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Logits of the plain view and of `weak` weak views, for one chunk of images after another;
+        of the network that predicts, or of the one with this role."""
+
+    def projections(self) -> Tensor:
+        """All images in the contrastive space, L2-normalised: (N,D)."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What happens after an epoch: a function of all images that updates the state."""
+
+    run: Callable[[Scorer, Any], None]
+    weak_views: int = 0  # how many weak views of an image it asks for
+    fixed_shapes: bool = True  # it can be captured, like a step
+
+
+# ---------------------------------------------------------------------------------------- state
+
+
+@dataclass(frozen=True)
+class LabelState:
+    """What every method knows about every label. A method with more state extends it.
+
+    The tensors are created once and then filled in place, so a captured step keeps seeing them. The
+    engine checkpoints all of them. A name says the shape: `loss_N` holds one value per image.
+    """
+
+    loss_N: Tensor  # cross-entropy of the plain view and the given label
+    predicted_N: Tensor  # int32: predicted class of the plain view
+    p_noisy_N: Tensor  # probability that the given label is wrong
+    noisy_N: Tensor  # bool: the label is flagged
+    fitted: Tensor  # bool, scalar: the values that flag labels have two modes
+    unprotected_C: Tensor  # bool: classes of which every label would have been flagged
+
+    @staticmethod
+    def start(given_N: Tensor, classes: int) -> dict[str, Tensor]:
+        """Values before training: no label is flagged."""
+        zero_N = torch.zeros(len(given_N), device=given_N.device)
+        return {
+            "loss_N": zero_N,
+            "predicted_N": given_N.int(),
+            "p_noisy_N": zero_N.clone(),
+            "noisy_N": torch.zeros_like(given_N, dtype=torch.bool),
+            "fitted": torch.zeros((), dtype=torch.bool, device=given_N.device),
+            "unprotected_C": torch.zeros(classes, dtype=torch.bool, device=given_N.device),
+        }
+
+
+State = TypeVar("State", bound=LabelState)
+
+
+def tensors_of(state: LabelState) -> dict[str, Tensor]:
+    """Every tensor of a state, by name."""
+    values = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def is_per_image(name: str) -> bool:
+    """Whether the first dimension of a tensor of the state is the images, as its name says."""
+    return name.rpartition("_")[2].startswith("N")
+
+
+def concat(first: State, second: State) -> State:
+    """A copy of a state, followed by the images of another one."""
+    behind = tensors_of(second)
+    return replace(
+        first,
+        **{
+            name: torch.cat([value, behind[name]]) if is_per_image(name) else value.clone()
+            for name, value in tensors_of(first).items()
+        },
+    )
+
+
+def part_of(state: State, rows: slice) -> State:
+    """The state of some of the images."""
+    per_image = {name: value for name, value in tensors_of(state).items() if is_per_image(name)}
+    return replace(state, **{name: value[rows] for name, value in per_image.items()})
+
+
+class Verdict(NamedTuple):
+    """What a method says about every label. `trust_N` and `suggested_N` are None as long as it has
+    no opinion on what the right label is."""
+
+    noisy_N: Tensor  # bool: flagged
+    p_noisy_N: Tensor
+    loss_N: Tensor  # the label score is exp(-loss)
+    predicted_N: Tensor
+    suggested_N: Tensor | None = None  # class
+    trust_N: Tensor | None = None  # how far the suggestion can be trusted, 0 to 1
+
+
+class Detector(Protocol):
+    """Flags labels (detection.py)."""
+
+    @property
+    def metric(self) -> str:
+        """Name of what its mixture is fitted to."""
+
+    @property
+    def weak_views(self) -> int: ...
+
+    @property
+    def fixed_shapes(self) -> bool: ...
+
+    def score(self, scorer: Scorer, state: Any) -> None:
+        """Fill in losses and predictions."""
+
+    def flag(self, scorer: Scorer, state: Any) -> None:
+        """Fill in which labels are noisy, from the losses or another metric."""
+
+    def compare(self, scorer: Scorer, state: Any, wrong_N: Tensor) -> dict[str, float | None]:
+        """How well each metric finds the labels that are truly wrong: its AUC."""
+
+
+# --------------------------------------------------------------------------------------- method
+
+
+class Method:
+    """What the engine asks of a method. A subclass must define `phases`; the other members have
+    defaults that suit a method with one network that flags labels by their loss."""
+
+    networks: tuple[str, ...] = (NET,)
+    """Roles of the networks that are trained."""
+    ema: Mapping[str, Ema] = {}
+    """Networks that follow others, by role."""
+    predicts: tuple[str, ...] = (NET,)
+    """Which networks predict: one, or the mean of the logits of several."""
+
+    def __init__(self, detector: Detector, warmup: int) -> None:
+        self.detector = detector
+        self.warmup = warmup  # epochs
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of a run, in order; their lengths add up to the epochs of the run."""
+        raise NotImplementedError
+
+    def in_warm_up(self, epoch: int) -> bool:
+        return epoch < self.warmup
+
+    def start(self, given_N: Tensor, classes: int) -> Any:
+        """The state before training."""
+        return LabelState(**LabelState.start(given_N, classes))
+
+    def begin_epoch(self, state: Any, epoch: int) -> None:
+        """Set tensors of the state that depend on the epoch, in place."""
+
+    def scores_after(self, epoch: int) -> bool:
+        """Whether all images are scored after this epoch: from the end of the warm-up on."""
+        return epoch >= self.warmup - 1
+
+    def scoring(self, epoch: int) -> Scoring:
+        """How images are scored after this epoch."""
+        return self._flagging
+
+    def score_and_flag(self, scorer: Scorer, state: Any) -> None:
+        self.detector.score(scorer, state)
+        self.detector.flag(scorer, state)
+
+    @property
+    def _flagging(self) -> Scoring:
+        return Scoring(self.score_and_flag, self.detector.weak_views, self.detector.fixed_shapes)
+
+    def judge_held_out(
+        self, state: Any, held_out: Any, scorer: Scorer, both: Scorer, epoch: int
+    ) -> Any:
+        """The state of images that were held out from training, after `epoch`.
+
+        They are judged together with the training images: alone they may be few. `scorer` sees the
+        held-out images, `both` sees the training images followed by them.
+        """
+        self.detector.score(scorer, held_out)
+        joint = concat(state, held_out)
+        self.detector.flag(both, joint)
+        return part_of(joint, slice(len(state.loss_N), None))
+
+    def verdict(self, state: Any, epoch: int) -> Verdict:
+        """What is known about every label after this epoch."""
+        return Verdict(state.noisy_N, state.p_noisy_N, state.loss_N, state.predicted_N)
+
+    def compare(self, scorer: Scorer, state: Any, true_N: Tensor, epoch: int) -> dict[str, Any]:
+        """More metrics of an epoch, for `compare_metrics`; the true labels are known."""
+        wrong_N = scorer.given_N != true_N
+        found = {"noise": self.detector.compare(scorer, state, wrong_N), "pseudo_labels": None}
+        return {"metrics": found}
+
+    def notices_at_start(self) -> dict[str, str | None]:
+        """What is wrong with the settings, by kind, before the first epoch."""
+        return {}
+
+    def notices(
+        self, state: Any, epoch: int, noisy: Sequence[float], classes: Sequence[str]
+    ) -> dict[str, str | None]:
+        """What may have gone wrong, by kind, after an epoch. `noisy`: the share of labels that was
+        flagged after each epoch so far."""
+        return {}

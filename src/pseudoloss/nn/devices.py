@@ -1,0 +1,56 @@
+"""Devices, and the arithmetic that they can do."""
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from pseudoloss.errors import InputError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device with this name; "auto" is the fastest one of this machine."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from None
+    available = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }.get(device.type, 0)
+    if (device.index or 0) >= available:
+        raise InputError(f"--device {name}: there is no such device on this machine")
+    return device
+
+
+def using(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one, for streams, graphs and kernels."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"bf16": torch.bfloat16, "float32": torch.float32}[name]
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Whether our Triton kernels run there: on an NVIDIA GPU that computes in bf16."""
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and torch.backends.cudnn.enabled
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"CPU ({threads} thread{'s' if threads > 1 else ''})"
+    return device.type
