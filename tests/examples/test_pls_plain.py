@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from pseudoloss.methods import mixture, pls
+from pseudoloss.methods.base import Mix
 
 PATH = Path(__file__).resolve().parents[2] / "examples" / "pls_plain.py"
 B, C, D = 24, 10, 64
@@ -34,8 +35,7 @@ def batch():
         w_B=torch.where(noisy_B, torch.rand(B), torch.ones(B)),
         weak_BD=F.normalize(torch.randn(B, D)),
         strong_BD=F.normalize(torch.randn(B, D)),
-        partner_B=torch.randperm(B),
-        lam=torch.tensor(0.7),
+        mix=Mix(torch.randperm(B), torch.tensor(0.7)),
     )
 
 
@@ -73,31 +73,26 @@ def test_the_command_prints_both_accuracies(capsys, monkeypatch):
 def test_pseudo_labels_are_those_of_the_package(plain):
     torch.manual_seed(0)
     first_BC, second_BC = torch.randn(2, B, C)
-    network = iter([(first_BC, None), (second_BC, None)])
-    ours = plain.make_pseudo_labels(lambda _: next(network), None, None)
-    theirs = pls.guess_labels(first_BC, second_BC, gamma=plain.GAMMA)
+    outputs = iter([(first_BC, None), (second_BC, None)])
+    ours = plain.make_pseudo_labels(lambda _: next(outputs), None, None)
+    theirs = pls.make_pseudo_labels(first_BC, second_BC, gamma=plain.GAMMA)
     torch.testing.assert_close(ours, theirs)
 
 
 def test_classification_loss_is_that_of_the_package(plain, batch):
-    mixing = (batch.partner_B, float(batch.lam))
-    ours = plain.classification_loss(batch.logits_BC, batch.target_BC, batch.w_B, mixing)
-    theirs = pls.classification_apart(
-        batch.logits_BC, batch.target_BC, batch.w_B, batch.partner_B, batch.lam
-    )
-    torch.testing.assert_close(ours, theirs)
+    given = (batch.logits_BC, batch.target_BC, batch.w_B)
+    ours = plain.classification_loss(*given, batch.mix)
+    torch.testing.assert_close(ours, pls.classification_separate(*given, batch.mix))
 
 
 def test_contrastive_loss_is_that_of_the_package(plain, batch):
-    mixing = (batch.partner_B, float(batch.lam))
     ours = plain.contrastive_loss(
-        batch.weak_BD, batch.strong_BD, batch.target_BC, batch.w_B, mixing
+        batch.weak_BD, batch.strong_BD, batch.target_BC, batch.w_B, batch.mix
     )
-    class_BC = pls.class_of_mixed(batch.target_BC, batch.partner_B, batch.lam)
-    label_BX = pls.contrastive_label(class_BC, batch.w_B)
+    label_BX = pls.contrastive_label(pls.class_of_mixed(batch.target_BC, batch.mix), batch.w_B)
     theirs = pls.contrastive_loss(
         pls.feature_similarity(batch.weak_BD, batch.strong_BD, plain.MU),
-        pls.label_similarity(label_BX, batch.partner_B, batch.lam),
+        pls.similarity_of_rows(label_BX, batch.mix),
     )
     torch.testing.assert_close(ours, theirs)
 
