@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pseudoloss.cli import demo_command, evaluate, export, inspect, predict, presets, train
 from pseudoloss.cli.train import train_parser as train_parser
-from pseudoloss.errors import InputError, TrainingError, did_you_mean
+from pseudoloss.errors import InputError, TrainingError, name_hint
 from pseudoloss.experiments.commands import experiments
 from pseudoloss.version import __version__
 
@@ -43,8 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pseudoloss {__version__}")
         return 0
     try:
+        if given[0].startswith("-"):
+            raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
         if given[0] not in COMMANDS:
-            raise InputError(f"{given[0]}: no such command{did_you_mean(given[0], COMMANDS)}")
+            hint = name_hint(given[0], COMMANDS)
+            raise InputError(f"{given[0]}: no such command{hint}")
         COMMANDS[given[0]](given[1:])
         sys.stdout.flush()
         return 0
