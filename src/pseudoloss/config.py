@@ -230,7 +230,7 @@ class Settings:
         own |= {name: values.pop(name) for name in list(values) if name in _hints(own_class)}
         for name in values:
             if name not in shared:
-                raise InputError(f"{name}: {unknown_setting(name, method)}")
+                raise InputError(f"{flag(name)}: {unknown_setting(name, method)}")
         for name in shared:
             value = _of_declared_type(name, values.get(name, getattr(Settings, name)), shared)
             object.__setattr__(self, name, value)
