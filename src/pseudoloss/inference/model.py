@@ -20,7 +20,7 @@ from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.inference import evaluation, predictions
 from pseudoloss.nn import networks
 from pseudoloss.nn.networks import Network
-from pseudoloss.nn.views import Views
+from pseudoloss.nn.views import Views, make_views
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,5 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
     network.to(device).eval()
-    views = Views(
-        mean_C=torch.tensor(description.mean, device=device),
-        std_C=torch.tensor(description.std, device=device),
-        size=description.size,
-        pad=0,
-        flip=False,
-    )
+    views = make_views(description.mean, description.std, description.size, device=device)
     return Model(description, network, views)

@@ -87,6 +87,20 @@ class Views:
         return x.contiguous(memory_format=torch.channels_last)
 
 
+def make_views(
+    mean: Sequence[float],
+    std: Sequence[float],
+    size: tuple[int, int],
+    pad: int = 0,
+    flip: bool = False,
+    device: str | torch.device = "cpu",
+) -> Views:
+    """Views that normalise by the mean and standard deviation of each channel."""
+    return Views(
+        torch.tensor(mean, device=device), torch.tensor(std, device=device), size, pad, flip
+    )
+
+
 def whole_number(draw_B: Tensor, choices: Tensor | int) -> Tensor:
     """A whole number from 0 to choices-1, each equally likely, from a uniform draw."""
     number = (draw_B * choices).long()
