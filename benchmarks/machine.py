@@ -17,7 +17,7 @@ import torch
 import pseudoloss
 from pseudoloss.config import LABEL_FILES
 from pseudoloss.data.sources import PLACES
-from pseudoloss.experiments.catalogue import NO_MATTER
+from pseudoloss.experiments.matching import IRRELEVANT
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the driver is asked for, and what it is called here.
@@ -107,7 +107,7 @@ def without_place(source: str) -> str:
 def published(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was trained with, as far as it makes its numbers, without places of this machine:
     a preset may mean something else one day."""
-    kept = {name: value for name, value in settings.items() if name not in NO_MATTER}
+    kept = {name: value for name, value in settings.items() if name not in IRRELEVANT}
     kind, _, file = str(kept["corrupt"]).partition(":")
     if kind in LABEL_FILES:
         kept["corrupt"] = f"{kind}:{Path(file).name}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from pseudoloss.experiments.figures import STYLE
+from pseudoloss.experiments.plots import STYLE
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"

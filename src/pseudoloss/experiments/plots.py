@@ -1,7 +1,7 @@
-"""The paper's figures, drawn from the run folders of `selection`. Wants matplotlib.
+"""The paper's plots, drawn from the run folders of `selection`. Needs matplotlib.
 
-A line is the mean over seeds, and the band around it goes from the lowest to the highest. Runs that
-are under way are drawn as far as they have come.
+A line is the mean over seeds, and the band around it goes from the lowest to the highest value.
+Unfinished runs are drawn up to their last epoch.
 """
 
 import json
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pseudoloss.config import did_you_mean
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import FIGURES, SELECTION, WITH, WITHOUT, Cell, unlike
-from pseudoloss.experiments.cells import folders_of, kind_of
+from pseudoloss.experiments.catalogue import PLOTS, SELECTION, WITH, WITHOUT, Cell
+from pseudoloss.experiments.cells import find_run_folders, source_kind
+from pseudoloss.experiments.matching import setting_differences
 from pseudoloss.files import write_atomically
 from pseudoloss.runs import RunFolder
 
@@ -65,17 +66,17 @@ def draw(
     epochs: Sequence[int] | None = None,
 ) -> list[str]:
     """Draw a figure into a file, whose ending says the format. What was left out, and why."""
-    if name not in FIGURES:
-        raise InputError(f"{name}: no such figure{did_you_mean(name, FIGURES)}")
+    if name not in PLOTS:
+        raise InputError(f"{name}: no such plot{did_you_mean(name, PLOTS)}")
     if file.suffix not in ENDINGS:
         raise InputError(f"--file {file}: must end in {' or '.join(ENDINGS)}")
-    if epochs is not None and name != "guess-retrieval":
-        raise InputError(f"--epochs is for guess-retrieval, not for {name}")
+    if epochs is not None and name != "pseudo-labels":
+        raise InputError(f"--epochs is for pseudo-labels, not for {name}")
     try:
         import matplotlib
     except ImportError:
         raise InputError(
-            "figures need matplotlib: pip install matplotlib, or pseudoloss[figures]"
+            "plots need matplotlib: pip install matplotlib, or pseudoloss[figures]"
         ) from None
     runs, notes = find_runs(out, only)
     with matplotlib.rc_context(STYLE):
@@ -116,7 +117,7 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
     found, notes = [], []
     for cell in SELECTION.choose(only) if only else SELECTION.cells:
         alike: dict[str, dict[int, Lines]] = {}
-        for seed, folder in folders_of(out, cell).items():
+        for seed, folder in find_run_folders(out, cell).items():
             try:
                 rows, differs = read(folder, cell, seed)
             except (InputError, OSError, ValueError, KeyError, TypeError) as error:
@@ -155,11 +156,11 @@ def read(folder: RunFolder, cell: Cell, seed: int) -> tuple[Lines, str]:
         epochs = json.loads(folder.summary.read_bytes())["epochs"]
         if epochs != len(rows):
             raise ValueError(f"metrics.jsonl has {len(rows)} of {epochs} epochs")
-    if kind_of(recorded.source) != kind_of(cell.source):
+    if source_kind(recorded.source) != source_kind(cell.source):
         raise ValueError(f"it was trained on {recorded.source}, not on {cell.source}")
     if recorded.settings.seed != seed:
         raise ValueError(f"it was trained with --seed {recorded.settings.seed}")
-    return rows, ", ".join(unlike(cell, recorded.settings))
+    return rows, ", ".join(setting_differences(cell, recorded.settings))
 
 
 def value_of(line: dict[str, Any], place: str) -> Any:
@@ -185,7 +186,7 @@ def series(runs: Runs, place: str) -> tuple[list[int], list[list[float]]]:
 # ------------------------------------------------------------------------------------ the figures
 
 
-def noise_retrieval(runs: list[Runs], epochs: Sequence[int] | None) -> "Figure":
+def noise_detection(runs: list[Runs], epochs: Sequence[int] | None) -> "Figure":
     return panels(runs, NOISE, "AUC of noisy labels")
 
 
@@ -256,7 +257,7 @@ def curve(axis: "Axes", runs: Runs, place: str, colour: str, style: str, label: 
         axis.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def guess_retrieval(runs: list[Runs], epochs: Sequence[int] | None) -> "Figure":
+def pseudo_labels(runs: list[Runs], epochs: Sequence[int] | None) -> "Figure":
     """As in the paper, of runs without selection where there are any; of one data set."""
     from matplotlib.figure import Figure
 
@@ -334,8 +335,8 @@ def normal(x: float, mean: float, variance: float, weight: float) -> float:
 
 
 DRAWINGS: dict[str, Callable[[list[Runs], Sequence[int] | None], "Figure"]] = {
-    "noise-retrieval": noise_retrieval,
-    "guess-retrieval": guess_retrieval,
+    "noise-detection": noise_detection,
+    "pseudo-labels": pseudo_labels,
     "accuracy": accuracy,
     "bias": bias,
 }
