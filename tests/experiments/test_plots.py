@@ -32,7 +32,7 @@ def write_metrics(out, name, seed, epochs=6, finished=True, **settings):
         known = {
             "metrics": {
                 "noise": {"loss": up, "agreement": up, "disagreement": None, "kl": up - 0.1},
-                "guesses": {"pseudo-loss": up, "confidence": up - 0.1, "entropy": up - 0.2},
+                "pseudo_labels": {"pseudo-loss": up, "confidence": up - 0.1, "entropy": up - 0.2},
             },
             "bias": {"learnt": 1 - up, "fitted": 1.1 - up},
             "pseudo_loss": {"histogram": counts, "modes": modes if epoch > 3 else None},

@@ -8,6 +8,7 @@ from typing import Any
 
 from pseudoloss.config import MAY_CHANGE_ON_RESUME, Settings, as_flag, as_json, request
 from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment
+from pseudoloss.experiments.old_files import upgrade_settings
 
 IRRELEVANT = (*MAY_CHANGE_ON_RESUME, "seed", "pool", "compare_metrics")
 """Settings that do not change the accuracy of a cell, or that are compared in another way."""
@@ -29,8 +30,8 @@ def _preset_settings(preset: str, changes: tuple[tuple[str, Any], ...]) -> dict[
 
 
 def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The relevant settings of a result file."""
-    return relevant_settings(Settings(**values))
+    """The relevant settings of a result file, which may come from an older version."""
+    return relevant_settings(Settings(**upgrade_settings(values)))
 
 
 def setting_differences(cell: Cell, settings: Settings) -> list[str]:

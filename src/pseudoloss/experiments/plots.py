@@ -16,6 +16,7 @@ from pseudoloss.errors import InputError
 from pseudoloss.experiments.catalogue import PLOTS, SELECTION, WITH, WITHOUT, Cell
 from pseudoloss.experiments.cells import find_run_folders, source_kind
 from pseudoloss.experiments.matching import setting_differences
+from pseudoloss.experiments.old_files import upgrade_metrics
 from pseudoloss.files import write_atomically
 from pseudoloss.runs import RunFolder
 
@@ -34,9 +35,9 @@ NOISE = (
     ("metrics.noise.kl", "KL divergence of views", "#cc79a7"),
 )
 GUESSES = (
-    ("metrics.guesses.pseudo-loss", "pseudo-loss", "#0072b2"),
-    ("metrics.guesses.confidence", "confidence", "#e69f00"),
-    ("metrics.guesses.entropy", "entropy", "#009e73"),
+    ("metrics.pseudo_labels.pseudo-loss", "pseudo-loss", "#0072b2"),
+    ("metrics.pseudo_labels.confidence", "confidence", "#e69f00"),
+    ("metrics.pseudo_labels.entropy", "entropy", "#009e73"),
 )
 ACCURACY = (("accuracy", "accuracy", ""),)
 BIAS = (
@@ -147,7 +148,7 @@ def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[Runs], list[s
 
 def read(folder: RunFolder, cell: Cell, seed: int) -> tuple[Lines, str]:
     """The epochs of a run, and in what its settings differ from those of the cell."""
-    rows, recorded = folder.metrics(), folder.recorded()
+    rows, recorded = [upgrade_metrics(row) for row in folder.metrics()], folder.recorded()
     if recorded is None:
         if not rows:
             return [], ""
@@ -265,7 +266,7 @@ def pseudo_labels(runs: list[Runs], epochs: Sequence[int] | None) -> "Figure":
     having.sort(key=lambda one: one.cell.column != WITHOUT)
     if not having:
         raise InputError(
-            "no run under way or done has metrics.guesses in its metrics.jsonl; "
+            "no run under way or done has metrics.pseudo_labels in its metrics.jsonl; "
             "was it trained with --compare-metrics?"
         )
     chosen = having[0]

@@ -31,6 +31,7 @@ from pseudoloss.experiments.matching import (
     recorded_settings,
     setting_differences,
 )
+from pseudoloss.experiments.old_files import upgrade_settings
 
 NO_VALUE = "–"
 
@@ -226,7 +227,7 @@ def read_result_file(path: Path) -> ResultFile | None:
     if "settings" in content:  # the preset may have changed since
         settings = recorded_settings(content["settings"])
     else:
-        settings = preset_settings(preset, changes)
+        settings = preset_settings(preset, upgrade_settings(changes))
     pool = None if changes.get("pool") is None else str(changes["pool"])
     return ResultFile(source, preset, settings, pool, results)
 
