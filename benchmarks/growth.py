@@ -29,6 +29,18 @@ import torch
 from torch import Tensor
 
 import machine
+from pseudoloss.experiments.drawing import (
+    BLACK,
+    BLUE,
+    GREY,
+    STYLE,
+    VERMILION,
+    WIDTH,
+    EndLabel,
+    label_ends,
+    save,
+)
+from pseudoloss.experiments.old_files import upgrade_metrics
 from pseudoloss.methods.memory import Memory
 from pseudoloss.methods.mixture import fit_two_modes
 from pseudoloss.methods.pls import pseudo_loss
@@ -39,7 +51,7 @@ CLASSES = (10, 100, 10**3, 10**4)
 SIZES = (32, 64, 128, 224)
 QUICK = ((10**3, 10**4), (10, 20), (8, 16))
 BATCH = {"cpu": 32, "cuda": 256}  # of images, for the views
-GUESSES = 256  # in a batch
+PSEUDO_LABELS = 256
 SECONDS = 2.0  # spent on one measurement, after three calls at least
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -133,25 +145,25 @@ def view_row(size: int, device: str) -> dict[str, Any]:
 
 def guess_row(c: int, device: str) -> dict[str, Any]:
     random = torch.Generator(device).manual_seed(0)
-    n = 100 * GUESSES
+    n = 100 * PSEUDO_LABELS
     memory = Memory.of(torch.arange(n, device=device) % c, c)
-    index_B = torch.randperm(n, generator=random, device=device)[:GUESSES]
-    logits_BC = 3 * torch.randn(GUESSES, c, generator=random, device=device)
+    index_B = torch.randperm(n, generator=random, device=device)[:PSEUDO_LABELS]
+    logits_BC = 3 * torch.randn(PSEUDO_LABELS, c, generator=random, device=device)
     guess_BC = logits_BC.softmax(1)
-    part = slice(0, GUESSES)
+    part = slice(0, PSEUDO_LABELS)
     remember = 1e3 * clock(lambda: memory.remember_guesses(index_B, guess_BC), device)
     judge = 1e3 * clock(lambda: pseudo_loss(memory.guesses(part), logits_BC), device)
     row = {
         "device": device,
         "classes": c,
-        "batch": GUESSES,
+        "batch": PSEUDO_LABELS,
         "remember_ms": remember,
         "pseudo_loss_ms": judge,
     }
     return tell(
         row,
         f"guesses   {c:>10,} classes on {device:4}  remembered {remember:.3f} ms  "
-        f"pseudo-loss {judge:.3f} ms  a batch of {GUESSES}",
+        f"pseudo-loss {judge:.3f} ms  a batch of {PSEUDO_LABELS}",
     )
 
 
@@ -224,75 +236,120 @@ def resident(field: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-# ----------------------------------------------------------------------------------- the picture
+# ---------------------------------------------------------------------------------------- the plot
 
-COLOURS = ("#0b6e99", "#d9730d", "#6940a5", "#0f7b6c")
-NAMES = {"cpu": "CPU", "cuda": "GPU"}
+DEVICES = {"cpu": ("CPU", VERMILION), "cuda": ("GPU", BLUE)}
+STYLES = ("-", "--")  # of the first and the second quantity in a panel
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Small multiples on logarithmic axes: a thing that grows in each."""
+    """Six panels with logarithmic axes."""
     try:
         import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         sys.exit("--plot needs matplotlib: pip install matplotlib")
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {"font.size": 9, "svg.hashsalt": "growth", "svg.fonttype": "none"}
-    from matplotlib import pyplot
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
+        for axis, draw in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+            axis.set(xscale="log", yscale="log")
+            axis.minorticks_off()
+            axis.margins(y=0.12)
+            labels = draw(axis, result)
+            label_log_axis(axis)
+            label_ends(axis, labels, fontsize=7.5)
+        save(figure, path)
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.4), layout="constrained")
 
-    def panel(place: int, title: str, x: str, y: str) -> Any:
-        axis = axes.flat[place]
-        axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
-        axis.set_title(title, loc="left", fontweight="bold", fontsize=9)
-        axis.grid(color="#e4e4e4", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-        return axis
+def label_log_axis(axis: Any) -> None:
+    """Ticks at 1, 2 and 5 on a y axis of less than two decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
-    def line(axis: Any, x: Sequence[float], y: Sequence[float], label: str) -> None:
-        axis.plot(x, y, "o-", markersize=4, color=COLOURS[len(axis.lines)], label=label)
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
-    def lines(axis: Any, table: str, x: str, parts: dict[str, str], unit: float = 1) -> None:
-        """A line for each device and part."""
-        for device in dict.fromkeys(row["device"] for row in result[table]):
-            for key, name in parts.items():
-                rows = [row for row in result[table] if row["device"] == device and row[key]]
-                label = ", ".join(filter(None, [name, NAMES[device]]))
-                line(axis, [row[x] for row in rows], [row[key] * unit for row in rows], label)
 
-    memory = result["memory"]
-    most, widest = (max(row[key] for row in memory) for key in ("images", "classes"))
-    axis = panel(0, "Memory of an image", "classes", "bytes an image")
-    rows = [row for row in memory if row["images"] == most]
+def line(axis: Any, xs: Sequence[float], ys: Sequence[float], text: str, **style: Any) -> EndLabel:
+    style = {"marker": "o", "markersize": 3, "color": BLACK} | style
+    axis.plot(xs, ys, **style)
+    return EndLabel(xs[-1], ys[-1], text, style["color"])
+
+
+def device_lines(
+    axis: Any, rows: Rows, x: str, quantities: dict[str, str], unit: float = 1
+) -> list[EndLabel]:
+    """One line per device and quantity; quantities that are 0 or unknown are left out."""
+    labels = []
+    for device, (name, colour) in DEVICES.items():
+        for (key, quantity), style in zip(quantities.items(), STYLES, strict=False):
+            found = [row for row in rows if row["device"] == device and row[key]]
+            if found:
+                xs, ys = [row[x] for row in found], [row[key] * unit for row in found]
+                text = f"{quantity}, {name}" if quantity else name
+                labels.append(line(axis, xs, ys, text, color=colour, linestyle=style))
+    return labels
+
+
+def memory_per_image(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    most = max(row["images"] for row in result["memory"])
+    rows = [row for row in result["memory"] if row["images"] == most]
     classes = [row["classes"] for row in rows]
-    line(axis, classes, [row["bytes_an_image"] for row in rows], "as remembered")
-    axis.plot(classes, [4 * c for c in classes], ":", color="#777777", label="a float a class")
+    axis.set(title="State of one image", xlabel="classes", ylabel="bytes")
+    return [
+        line(axis, classes, [row["bytes_an_image"] for row in rows], "stored"),
+        line(
+            axis,
+            classes,
+            [4 * c for c in classes],
+            "one float\nper class",
+            color=GREY,
+            linestyle=":",
+        ),
+    ]
 
-    axis = panel(1, "Memory of all images", "images", "MB")
-    rows = [row for row in memory if row["classes"] == widest]
+
+def memory_of_all_images(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    most = max(row["classes"] for row in result["memory"])
+    rows = [row for row in result["memory"] if row["classes"] == most]
     total = [row["bytes_an_image"] * row["images"] / 1e6 for row in rows]
-    line(axis, [row["images"] for row in rows], total, f"{widest:,} classes")
+    axis.set(title="State of all images", xlabel="images", ylabel="MB")
+    return [line(axis, [row["images"] for row in rows], total, f"{most:,}\nclasses")]
 
-    axis = panel(2, f"A batch of {GUESSES} guesses", "classes", "milliseconds")
-    parts = {"remember_ms": "remembering", "pseudo_loss_ms": "pseudo-loss"}
-    lines(axis, "guesses", "classes", parts)
 
-    axis = panel(3, "Both mixtures: time", "images", "seconds")
-    lines(axis, "mixtures", "images", {"seconds": ""})
+def pseudo_label_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    rows = upgrade_metrics(result)["pseudo_labels"]
+    axis.set(title=f"{PSEUDO_LABELS} pseudo-labels", xlabel="classes", ylabel="ms")
+    quantities = {"remember_ms": "storing", "pseudo_loss_ms": "pseudo-loss"}
+    return device_lines(axis, rows, "classes", quantities)
 
-    axis = panel(4, "Both mixtures: most memory held", "images", "MB")
-    lines(axis, "mixtures", "images", {"peak_bytes": ""}, unit=1e-6)
 
-    axis = panel(5, "Views of a step", "pixels across", "milliseconds an image")
-    lines(axis, "views", "size", {"weak_ms": "two weak", "strong_ms": "strong"})
+def mixture_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    axis.set(title="Both mixtures: time", xlabel="images", ylabel="seconds")
+    return device_lines(axis, result["mixtures"], "images", {"seconds": ""})
+
+
+def mixture_memory(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    axis.set(title="Both mixtures: peak memory", xlabel="images", ylabel="MB")
+    return device_lines(axis, result["mixtures"], "images", {"peak_bytes": ""}, unit=1e-6)
+
+
+def view_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    axis.set(title="Views of one image", xlabel="image size (pixels)", ylabel="ms")
     sizes = sorted({row["size"] for row in result["views"]})
     axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.set_xticks([], minor=True)
+    quantities = {"strong_ms": "strong", "weak_ms": "two weak"}
+    return device_lines(axis, result["views"], "size", quantities)
 
-    for axis in axes.flat:
-        axis.legend(frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+PANELS = (
+    memory_per_image,
+    memory_of_all_images,
+    pseudo_label_times,
+    mixture_times,
+    mixture_memory,
+    view_times,
+)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plots, drawn from the runs of `selection`."""
+"""Plots of the runs of `selection`, and the helpers that draw them."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from experiment_files import call, write_cell_run
 
-from pseudoloss.experiments import plots
+from pseudoloss.experiments import drawing, plots
 from pseudoloss.experiments.catalogue import PLOTS
 
 needs_matplotlib = pytest.mark.skipif(
@@ -56,14 +56,15 @@ def test_every_plot_is_drawn(name, tmp_path, capsys):
         assert file.read_bytes().startswith(start)
     drawn = file.read_text()
     expected = {
-        "noise-detection": ["small loss", "KL divergence of views", "with selection", "CNWL 40%"],
-        "pseudo-labels": ["entropy", "epoch 4, seed 1", "epoch 6, seed 1", "low mode"],
+        "noise-detection": ["small loss", "KL divergence of views", "CNWL 40%, with selection"],
+        "pseudo-labels": ["entropy", "without selection, epoch 4, seed 1", "low mode"],
         "accuracy": ["without selection", "test accuracy (%)", "CIFAR-100, r_in = 0.4"],
-        "bias": ["wrong guess, and it is learnt from", "share of the images found noisy"],
+        "bias": ["Wrong pseudo-labels that are trained on", "share of flagged images"],
     }
     for text in expected[name]:
         assert f">{text}<" in drawn
     assert "neighbour disagreement" not in drawn  # it has no values
+    assert "fill-opacity: 0.2" in drawn  # a band over two seeds
     file.write_text("mine")
     arguments = ("plot", name, "--out", tmp_path, "--file", file)
     code, _, err = call(*arguments, capsys=capsys)
@@ -110,6 +111,7 @@ def test_runs_with_other_settings_and_damaged_runs_are_left_out(tmp_path, capsys
     first = write_metrics(tmp_path, "digits-with", 2)
     alone, notes = draw("alone.svg")
     assert notes == []
+    assert (">end of warm-up<" in alone, "fill-opacity" in alone) == (True, False)
     write_metrics(tmp_path, "digits-with", 3, gamma=0.5)
     mixed, notes = draw("mixed.svg")
     assert (mixed, notes) == (
@@ -158,3 +160,56 @@ def test_the_area_of_a_mode_is_its_weight():
     step = 0.001
     xs = [step * n for n in range(-4000, 6000)]
     assert sum(plots.normal(x, 0.5, 0.3, 0.7) for x in xs) * step == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "limits"),
+    [
+        ([(0.9, 1.0)], [(0.9, 1.0)]),
+        ([(0.5, 0.6), (0.9, 1.0), (0.7, 0.95)], [(0.5, 1.0)]),
+        ([(0.5, 0.55), (0.9, 1.0), (0.85, 0.95)], [(0.85, 1.0), (0.5, 0.55)]),
+        ([(0.9, 0.9)], [(0.9, 0.9)]),
+    ],
+)
+def test_the_y_axis_is_split_at_a_wide_gap(ranges, limits):
+    found = plots.split_ranges(ranges)
+    assert len(found) == len(limits)
+    for (low, high), (first, last) in zip(found, limits, strict=True):
+        space = 0.06 * (last - first or 0.1)
+        assert (low, high) == pytest.approx((first - space, last + space))
+
+
+@pytest.mark.parametrize(
+    ("values", "moved"),
+    [
+        ([], []),
+        ([5.0, 1.0], [5.0, 1.0]),
+        ([2.0, 2.0], [1.5, 2.5]),
+        ([3.0, 2.5, 9.0], [3.25, 2.25, 9.0]),
+        ([0.0, 0.9, 1.8], [-0.1, 0.9, 1.9]),  # moving two apart would make them touch the third
+    ],
+)
+def test_labels_are_moved_apart(values, moved):
+    assert drawing.spread(values, gap=1.0) == pytest.approx(moved)
+
+
+def test_svg_files_are_shrunk_without_changing_their_text():
+    svg = """<svg>
+ <metadata>
+  <date>today</date>
+ </metadata>
+ <g id="text_1">
+  <!-- 0.825 -->
+  <text x="1.23456"
+        y="2.0" transform="rotate(-0 1 2)">0.825</text>
+ </g>
+ <g clip-path="url(#p1)">
+  <path d="M 10.98765 0
+L 1 -2.3456"/>
+ </g>
+</svg>
+"""
+    assert drawing.shrink_svg(svg) == (
+        '<svg>\n<text x="1.2" y="2.0">0.825</text>\n'
+        '<g clip-path="url(#p1)">\n<path d="M 11.0 0 L 1 -2.3"/>\n</g>\n</svg>\n'
+    )
