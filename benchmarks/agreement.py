@@ -1,20 +1,21 @@
-"""Do fast steps train the same network as plain ones? On a GPU, step for step.
+"""Do fast steps train the same network as plain steps? Step by step, on a GPU.
 
     python benchmarks/agreement.py SOURCE [--preset NAME] [--minutes M] [--quick] [--out FILE.json]
 
-All begin each phase with the same weights and draw the same random numbers; every method, every
-switch and every row of the ablation is tried, and two large networks. Behind the warm-up some
-images count as noisy, and each of those is trusted in part, by chance. Three comparisons with plain
-calls, as distances of the weights after some steps, in parts of the way they have gone by then:
+All runs start each phase with the same weights and use the same random numbers. Every method, every
+switch, every row of the ablation and two large networks are compared. After the warm-up, random
+images are flagged as noisy, each with a random trust. There are three comparisons with plain calls.
+Each gives the distance between the weights after some steps, relative to the distance that the
+plain calls have moved by then:
 
 - captured: the same kernels, replayed as a graph. The distance must be zero.
-- fast: fused, compiled and captured. Other kernels round otherwise.
-- rounding: plain calls once more, from weights that differ in their last bit. What rounding alone
-  does: training spreads any difference, so the others must be judged by this one.
+- fast: fused, compiled and captured. These kernels round differently.
+- rounding: plain calls from weights that differ in their last bit. This is the effect of rounding
+  alone. Training amplifies any difference, so compare the other distances with this one.
 
-In bf16 fast steps may round less than plain ones, where a value is never written between two
-layers. So a fourth comparison, with plain steps in float32: fast ones must, on average over the
-variants, be no farther from those than plain ones are. Each distance is one draw.
+In bf16, fast steps may round less than plain steps, because fused layers do not store intermediate
+values. So there is a fourth comparison, with plain steps in float32: on average over the variants,
+fast steps must not be farther from them than plain steps are. Each distance is measured once.
 """
 
 import argparse
@@ -54,19 +55,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "no balance": {"balance": 0.0},
     "no mixup": {"mixup": False},
-    "guessing in eval": {"guess_mode": "eval"},
-    "paper's forms": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
-    "weighted by one's own": {"weighting": "own"},
+    "pseudo-labels in eval mode": {"guess_mode": "eval"},
+    "forms of the paper": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
+    "trust of the first image": {"weighting": "own"},
     "standard network": {"network": "preactresnet18"},
     "released network": {"network": "preactresnet18-released"},
 }
-STEPS = (1, 5, 20, 40)  # in the warm-up, and again afterwards
-NOISY = 0.4  # of the images, behind the warm-up
-BLOCK = 16  # steps whose random numbers are drawn at once: several times in STEPS
+STEPS = (1, 5, 20, 40)  # in the warm-up, and again after it
+NOISY = 0.4  # share of the images that are flagged after the warm-up
+BLOCK = 16  # steps whose random numbers are generated at once: several blocks in STEPS
 
 
-class Told(SilentReporter):
-    """Remembers notices: a step that could not be captured says so."""
+class NoticeReporter(SilentReporter):
+    """Keeps the notices: there is one if a step could not be captured."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
@@ -76,8 +77,8 @@ class Told(SilentReporter):
 
 
 class Phase(NamedTuple):
-    """Warm-up or what follows: the state it began with, the weights after each of STEPS, and what
-    the tracking pass found in the end."""
+    """A phase: its state at the start, the weights after each of STEPS, and the losses of the
+    tracking pass at the end."""
 
     start: dict[str, Tensor]
     weights: list[Tensor]
@@ -91,50 +92,50 @@ def run(
     like: list[Phase] | None = None,
     nudge: bool = False,
 ) -> tuple[list[Phase], list[str]]:
-    """Both phases; with `like`, each from the state in which that run began it."""
-    told = Told()
+    """Run both phases; with `like`, each from the state at which that run started it."""
+    reporter = NoticeReporter()
     phases = []
     with private_chance():
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
-        trainer = Trainer(data, settings, told)
+        trainer = Trainer(data, settings, reporter)
         state = checkpoint.tensors_of(trainer.network, trainer.optimiser, trainer.memory)
         for epoch, step in enumerate((trainer.warm_up_step, trainer.main_step)):
             if like:
                 for name, tensor in state.items():
                     tensor.copy_(like[epoch].start[name])
             elif epoch:
-                judge(trainer)
+                flag_at_random(trainer)
             if nudge:
                 torch._foreach_mul_(parameters(trainer), 1 + torch.finfo(torch.float32).eps)
             start = {name: tensor.clone() for name, tensor in state.items()}
             phase = Phase(start, [], torch.empty(0))
-            chance = begin_epoch(trainer, epoch)
+            random = start_epoch(trainer, epoch)
             for i in range(max(steps)):
                 if i % BLOCK == 0:
-                    trainer._draw(chance)
+                    trainer._draw(random)
                 step()
                 if i + 1 in steps:
                     phase.weights.append(flat(parameters(trainer)))
-            for _ in range(PLAIN_CALLS + 2):  # so often that the last one is a replay
+            for _ in range(PLAIN_CALLS + 2):  # the last one is a replay
                 trainer.track(epoch)
             phases.append(phase._replace(losses_N=trainer.memory.loss_N.double()))
         torch.use_deterministic_algorithms(False)
-    return phases, told.notices
+    return phases, reporter.notices
 
 
-def judge(trainer: Trainer) -> None:
-    """What stage 1 and the pseudo-loss would have found, by chance: so early all are trusted in
-    full, and perhaps none is noisy."""
-    chance = torch.Generator(trainer.device).manual_seed(2)
+def flag_at_random(trainer: Trainer) -> None:
+    """Random flags and trust in place of the results of both stages: so early, stage 1 may flag no
+    image, and every trust may be 1."""
+    random = torch.Generator(trainer.device).manual_seed(2)
     memory = trainer.memory
-    memory.noisy_N.copy_(draw(memory.noisy_N, chance) < NOISY)
-    trust_N = draw(memory.trust_N, chance)
+    memory.noisy_N.copy_(draw(memory.noisy_N, random) < NOISY)
+    trust_N = draw(memory.trust_N, random)
     memory.trust_N.copy_(torch.where(memory.noisy_N, trust_N, 1))
 
 
-def draw(like: Tensor, chance: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=chance, device=like.device)
+def draw(like: Tensor, random: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=random, device=like.device)
 
 
 def parameters(trainer: Trainer) -> list[Tensor]:
@@ -145,18 +146,18 @@ def flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
-def begin_epoch(trainer: Trainer, epoch: int) -> torch.Generator:
-    chance = torch.Generator(trainer.device).manual_seed(epoch)
-    order_N = torch.randperm(len(trainer.pixels), generator=chance, device=trainer.device)
+def start_epoch(trainer: Trainer, epoch: int) -> torch.Generator:
+    random = torch.Generator(trainer.device).manual_seed(epoch)
+    order_N = torch.randperm(len(trainer.pixels), generator=random, device=trainer.device)
     trainer.order_SB.copy_(order_N[: trainer.order_SB.numel()].view_as(trainer.order_SB))
     trainer.step.zero_()
     trainer.lr.fill_(trainer.settings.lr)
     trainer.network.train()
-    return chance
+    return random
 
 
 def distances(plain: list[Phase], other: list[Phase]) -> dict[str, list[float]]:
-    """For both phases, after each of STEPS: distance, in parts of the way that plain calls went."""
+    """For both phases, after each of STEPS: distance relative to the path of the plain calls."""
     found = {}
     for name, a, b in zip(("warm-up", "main"), plain, other, strict=True):
         names = [key for key in a.start if key.replace("network.", "momentum.") in a.start]
@@ -176,8 +177,8 @@ def main() -> None:
     )
     parser.add_argument("source")
     parser.add_argument("--preset", default="digits-id40")
-    parser.add_argument("--minutes", type=float, help="leave out what does not fit any more")
-    parser.add_argument("--quick", action="store_true", help="one variant and few steps")
+    parser.add_argument("--minutes", type=float, help="skip the variants that do not fit")
+    parser.add_argument("--quick", action="store_true", help="one variant, few steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     trainer_module.BLOCK = BLOCK
@@ -187,11 +188,11 @@ def main() -> None:
     rows = []
     steps = STEPS[:2] if args.quick else STEPS
     variants = {"pls": VARIANTS["pls"]} if args.quick else VARIANTS
-    print(f"distance after {steps[0]} and {steps[-1]} steps behind the warm-up")
+    print(f"distance after {steps[0]} and {steps[-1]} steps after the warm-up")
     for precision in ("float32", "bf16"):
         for name, changes in variants.items():
             if time.monotonic() > deadline:
-                print("left out: no time any more")
+                print("out of time: the other variants are left out")
                 break
             values = changes | {"epochs": 2, "warmup": 1, "precision": precision, "corrupt": None}
             settings = request(args.preset, None, values).settings(data.preset)
@@ -199,22 +200,22 @@ def main() -> None:
             images = ImageSet(
                 train.images_NCHW[keep], train.given_N[keep], train.classes, train.true_N[keep]
             )
-            part = Data(data.name, images)
-            plain, _ = run(part, replace(settings, accelerate="off"), steps)
-            rounding, _ = run(part, replace(settings, accelerate="off"), steps, plain, nudge=True)
-            captured, told = run(part, replace(settings, accelerate="capture"), steps, plain)
-            fast, told_too = run(part, replace(settings, accelerate="auto"), steps, plain)
+            subset = Data(data.name, images)
+            plain, _ = run(subset, replace(settings, accelerate="off"), steps)
+            rounding, _ = run(subset, replace(settings, accelerate="off"), steps, plain, nudge=True)
+            captured, notices = run(subset, replace(settings, accelerate="capture"), steps, plain)
+            fast, more_notices = run(subset, replace(settings, accelerate="auto"), steps, plain)
             row = {
                 "precision": precision,
                 "variant": name,
-                "notices": told + told_too,
+                "notices": notices + more_notices,
                 "captured": distances(plain, captured),
                 "fast": distances(plain, fast),
                 "rounding": distances(plain, rounding),
             }
             if precision != "float32":
                 exact, _ = run(
-                    part, replace(settings, accelerate="off", precision="float32"), steps, plain
+                    subset, replace(settings, accelerate="off", precision="float32"), steps, plain
                 )
                 row["from float32"] = {
                     "plain": distances(exact, plain),
@@ -233,8 +234,8 @@ def main() -> None:
                 + "".join(f"  ({text})" for text in row["notices"]),
                 flush=True,
             )
-    places = {args.source: machine.without_place(args.source)}
-    machine.write(args.out, {"steps": steps, "rows": rows}, places)
+    folders = {args.source: machine.without_place(args.source)}
+    machine.write(args.out, {"steps": steps, "rows": rows}, folders)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""One step, and the passes without gradients: plain, captured, compiled, and all together.
+"""Time of one step and of the passes without gradients: plain, captured, compiled, and all of it.
 
     python benchmarks/step.py [--preset NAME] [--size 32] [--images 50000] [--out FILE.json]
 
-Images are random: only time counts. Milliseconds are medians over rounds in which the variants take
-turns. Beside them stand the arithmetic that was done (counted on the network) and what a large
-matrix product reaches on the same device in the same run. Without CUDA there is one variant.
+The images are random, since only the time counts. Times are medians over rounds in which the
+variants take turns. The table also shows the throughput (operations counted on the network) and
+that of a large matrix product on the same device. Without CUDA there is only the plain variant.
 """
 
 import argparse
@@ -34,7 +34,7 @@ VARIANTS = {
 }
 
 
-class Loud(SilentReporter):
+class NoticeReporter(SilentReporter):
     def notice(self, text: str) -> None:
         print(f"  ({text})", flush=True)
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--steps", type=int, default=20, help="in a round")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
@@ -62,25 +62,25 @@ def main() -> None:
     times: dict[str, dict[str, float]] = {}
     first_call: dict[str, float] = {}
     with private_chance():
-        sessions = {}
+        trainers = {}
         for name, (accelerate, captured) in VARIANTS.items():
             values = {"accelerate": accelerate, "corrupt": None, "device": args.device}
             settings = request(args.preset, None, values).settings("default")
-            trainer = (Trainer if captured else Uncaptured)(data, settings, Loud())
+            trainer = (Trainer if captured else Uncaptured)(data, settings, NoticeReporter())
             start = time.perf_counter()
             for step in (trainer.warm_up_step, trainer.main_step):
                 for _ in range(5):
-                    ready(trainer)
+                    prepare(trainer)
                     step()
             for _ in range(4):
                 trainer.track(settings.epochs)
                 trainer.validate()
             wait(trainer)
             first_call[name] = time.perf_counter() - start
-            sessions[name] = trainer
+            trainers[name] = trainer
             if trainer.device.type != "cuda":
                 break
-        for name, trainer in sessions.items():
+        for name, trainer in trainers.items():
             parts: dict[str, tuple[Callable[[], Any], int]] = {
                 "warm-up step": (trainer.warm_up_step, args.steps),
                 "step": (trainer.main_step, args.steps),
@@ -90,42 +90,42 @@ def main() -> None:
             found: dict[str, list[float]] = {part: [] for part in parts}
             for _ in range(ROUNDS):
                 for part, (call, calls) in parts.items():
-                    found[part].append(timed(trainer, call, calls))
+                    found[part].append(measure(trainer, call, calls))
             times[name] = {part: median(values) for part, values in found.items()}
-        any_session = next(iter(sessions.values()))
-        if any_session.device.type == "cuda":
-            ceiling = product_ceiling()
-    flops = arithmetic(any_session)
+        any_trainer = next(iter(trainers.values()))
+        if any_trainer.device.type == "cuda":
+            ceiling = measure_matrix_product()
+    flops = count_operations(any_trainer)
     rows = report(times, first_call, flops, ceiling)
     tflop = {part: count / 1e12 for part, count in flops.items()}
     machine.write(args.out, {"product_tflops": ceiling, "tflop": tflop, "rows": rows})
 
 
 def random_images(args: argparse.Namespace) -> Data:
-    chance = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     shape = (args.size, args.size, 3)
     test = max(1, args.images // 5)
     return open_source(
         arrays(
-            chance.integers(0, 256, (args.images, *shape), dtype=np.uint8),
+            random.integers(0, 256, (args.images, *shape), dtype=np.uint8),
             np.arange(args.images) % args.classes,
-            test_images=chance.integers(0, 256, (test, *shape), dtype=np.uint8),
+            test_images=random.integers(0, 256, (test, *shape), dtype=np.uint8),
             test_labels=np.arange(test) % args.classes,
         )
     )
 
 
-def ready(trainer: Trainer) -> None:
-    """A step needs the numbers of an epoch; here always those of its first step."""
+def prepare(trainer: Trainer) -> None:
+    """Prepare the first step of an epoch: a step needs the random numbers of its epoch."""
     trainer.network.train()
     trainer.step.zero_()
     for _ in zip(range(1), trainer.pixels.batches(trainer.order_SB), strict=False):
         pass
 
 
-def timed(trainer: Trainer, call: Callable[[], Any], calls: int) -> float:
-    """Milliseconds of a call."""
-    ready(trainer)
+def measure(trainer: Trainer, call: Callable[[], Any], calls: int) -> float:
+    """Milliseconds per call."""
+    prepare(trainer)
     wait(trainer)
     start = time.perf_counter()
     for _ in range(calls):
@@ -139,8 +139,8 @@ def wait(trainer: Trainer) -> None:
         torch.cuda.synchronize(trainer.device)
 
 
-def arithmetic(trainer: Trainer) -> dict[str, int]:
-    """Floating-point operations of each part: a backward pass is two forward passes."""
+def count_operations(trainer: Trainer) -> dict[str, int]:
+    """Floating-point operations of each part; a backward pass counts as two forward passes."""
     height, width = trainer.views.size
     image = torch.zeros(1, trainer.data.train.channels, height, width, device=trainer.device)
     was, trainer.network.fused = trainer.network.fused, False
@@ -160,8 +160,8 @@ def arithmetic(trainer: Trainer) -> dict[str, int]:
     }
 
 
-def product_ceiling(size: int = 8192) -> float:
-    """TFLOP/s of a large bf16 matrix product of random numbers."""
+def measure_matrix_product(size: int = 8192) -> float:
+    """TFLOP/s of a large matrix product of random numbers in bf16."""
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     best = 0.0
     for _ in range(10):
@@ -198,7 +198,7 @@ def report(
                 f"{row['tflops']:8.1f}"
             )
     if ceiling:
-        print(f"a large matrix product reaches {ceiling:.0f} TFLOP/s here")
+        print(f"a large matrix product reaches {ceiling:.0f} TFLOP/s")
     print("ready after:", ", ".join(f"{name} {s:.1f} s" for name, s in first_call.items()))
     return rows
 
