@@ -257,13 +257,15 @@ def plot(result: dict[str, Any], path: Path) -> None:
         sys.exit("--plot needs matplotlib: pip install matplotlib")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
+        ends = []
         for axis, draw in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
             axis.set(xscale="log", yscale="log")
             axis.minorticks_off()
             axis.margins(y=0.12)
             labels = draw(axis, result)
             label_log_axis(axis)
-            label_ends(axis, labels, fontsize=7.5)
+            ends.append((axis, labels))
+        label_ends(figure, ends, fontsize=7.5)
         save(figure, path)
 
 

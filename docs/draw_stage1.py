@@ -71,7 +71,7 @@ def draw() -> Figure:
     for axis in figure.axes:
         label_epochs(axis, EPOCHS)
         mark_warmup(axis, WARMUP)
-    label_ends(accuracies, labels)
+    label_ends(figure, [(accuracies, labels)])
     return figure
 
 

@@ -43,18 +43,24 @@ def write_metrics(out, name, seed, epochs=6, finished=True, **settings):
     return path
 
 
-@needs_matplotlib
-@pytest.mark.parametrize("name", PLOTS)
-def test_every_plot_is_drawn(name, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two data sets, with and without selection, two seeds."""
+    out = tmp_path_factory.mktemp("runs")
     for cell in ("id40-with", "id40-without", "cnwl-40-with", "cnwl-40-without"):
         for seed in (1, 2):
-            write_metrics(tmp_path, cell, seed, epochs=5 + seed)
-    for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
-        file = tmp_path / "drawn" / f"{name}{ending}"
-        code, text, err = call("plot", name, "--out", tmp_path, "--file", file, capsys=capsys)
-        assert (code, text, err) == (0, f"written: {file}\n", "")
-        assert file.read_bytes().startswith(start)
+            write_metrics(out, cell, seed, epochs=5 + seed)
+    return out
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("name", PLOTS)
+def test_every_plot_is_drawn(name, runs, tmp_path, capsys):
+    file = tmp_path / "drawn" / f"{name}.svg"
+    code, text, err = call("plot", name, "--out", runs, "--file", file, capsys=capsys)
+    assert (code, text, err) == (0, f"written: {file}\n", "")
     drawn = file.read_text()
+    assert drawn.startswith("<?xml")
     expected = {
         "noise-detection": ["small loss", "KL divergence of views", "CNWL 40%, with selection"],
         "pseudo-labels": ["entropy", "without selection, epoch 4, seed 1", "low mode"],
@@ -65,14 +71,22 @@ def test_every_plot_is_drawn(name, tmp_path, capsys):
         assert f">{text}<" in drawn
     assert "neighbour disagreement" not in drawn  # it has no values
     assert "fill-opacity: 0.2" in drawn  # a band over two seeds
+
+
+@needs_matplotlib
+def test_a_plot_replaces_a_file_only_with_force(runs, tmp_path, capsys):
+    file = tmp_path / "accuracy.png"
+    arguments = ("plot", "accuracy", "--out", runs, "--file", file)
+    assert call(*arguments, capsys=capsys)[0] == 0
+    drawn = file.read_bytes()
+    assert drawn.startswith(b"\x89PNG")
     file.write_text("mine")
-    arguments = ("plot", name, "--out", tmp_path, "--file", file)
     code, _, err = call(*arguments, capsys=capsys)
     assert (code, file.read_text()) == (2, "mine")
     assert err.startswith(f"pseudoloss: error: --file {file}: ")
     assert err.endswith("add --force to replace it\n")
     assert call(*arguments, "--force", capsys=capsys)[0] == 0
-    assert file.read_text() == drawn
+    assert file.read_bytes() == drawn
 
 
 @needs_matplotlib

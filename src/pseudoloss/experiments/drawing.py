@@ -14,6 +14,7 @@ from pseudoloss.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
 # Colours of Okabe and Ito, which colour-blind readers can tell apart.
 BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
@@ -114,32 +115,34 @@ def label_epochs(axis: "Axes", last: int) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def label_ends(axis: "Axes", labels: Sequence[EndLabel], fontsize: float = 8) -> None:
-    """Write the name of every line beside its end, without overlap. Call it when all limits are
-    set; labels of lines that end outside the limits are left out."""
-    from matplotlib.figure import Figure
-
-    low, high = sorted(axis.get_ylim())
-    labels = [label for label in labels if low <= label.y <= high]
-    texts = [
-        axis.annotate(
-            label.text,
-            (label.x, label.y),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            color=label.colour,
-            fontsize=fontsize,
-        )
-        for label in labels
-    ]
-    figure = axis.get_figure()
-    assert isinstance(figure, Figure)
-    figure.draw_without_rendering()  # sets the size of the axes
+def label_ends(
+    figure: "Figure", lines: Sequence[tuple["Axes", Sequence[EndLabel]]], fontsize: float = 8
+) -> None:
+    """Write the name of every line beside its end, without overlap. Call it last, when all limits
+    are set; labels of lines that end outside the limits are left out."""
+    texts: list[tuple[Axes, list[EndLabel], list[Annotation]]] = []
+    for axis, labels in lines:
+        low, high = sorted(axis.get_ylim())
+        inside = [label for label in labels if low <= label.y <= high]
+        texts.append((axis, inside, [_write_label(axis, label, fontsize) for label in inside]))
+    figure.draw_without_rendering()  # sets the sizes of the axes
     points = 72 / figure.dpi
-    ends = [points * axis.transData.transform((label.x, label.y))[1] for label in labels]
-    for text, end, place in zip(texts, ends, spread(ends, 1.2 * fontsize), strict=True):
-        text.xyann = (4, place - end)
+    for axis, labels, annotations in texts:
+        ends = [points * axis.transData.transform((label.x, label.y))[1] for label in labels]
+        for text, end, moved in zip(annotations, ends, spread(ends, 1.2 * fontsize), strict=True):
+            text.xyann = (4, moved - end)
+
+
+def _write_label(axis: "Axes", label: EndLabel, fontsize: float) -> "Annotation":
+    return axis.annotate(
+        label.text,
+        (label.x, label.y),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        color=label.colour,
+        fontsize=fontsize,
+    )
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:

@@ -265,6 +265,7 @@ def noise_detection(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figu
     heights = [1.0 if number else 3.0 for _, number, *_ in strips]
     figure = new_figure(0.5 + 0.85 * sum(heights))
     axes = figure.subplots(len(strips), len(columns), squeeze=False, height_ratios=heights)
+    ends = []
     for (row, number, limits, paths), line_of_axes in zip(strips, axes, strict=True):
         metrics = {path: NOISE_METRICS[path] for path in paths}
         for column, axis in zip(columns, line_of_axes, strict=True):
@@ -277,7 +278,7 @@ def noise_detection(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figu
             for one in some:
                 mark_warmup(axis, one.warmup, label=number == 0)
             if column == columns[-1]:
-                label_ends(axis, labels)
+                ends.append((axis, labels))
         if number == 0:
             line_of_axes[0].set_ylabel("AUC of detecting noisy labels")
     for (_, number, *_), line_of_axes in zip(strips[1:], axes, strict=False):
@@ -285,6 +286,7 @@ def noise_detection(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figu
             for axis in line_of_axes:
                 axis.set_xlabel("")
                 axis.tick_params(labelbottom=False)
+    label_ends(figure, ends)
     return figure
 
 
@@ -323,6 +325,7 @@ def accuracy(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure":
     groups = group_by_row(with_values(runs, ["accuracy"]))
     figure = new_figure(2.9 * len(groups))
     axes = figure.subplots(len(groups), 2, squeeze=False)
+    ends = []
     for (row, some), (left, right) in zip(groups.items(), axes, strict=True):
         draw_selection(left, some, "accuracy")
         mark_warmup(left, some[0].warmup)
@@ -343,7 +346,8 @@ def accuracy(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure":
         right.set_title(f"epochs {max(1, first)} to {last}")
         low, high = right.get_ylim()
         left.indicate_inset((first, low, last - first, high - low), edgecolor=GREY, alpha=1)
-        label_ends(right, labels)
+        ends.append((right, labels))
+    label_ends(figure, ends)
     return figure
 
 
@@ -352,14 +356,16 @@ def bias(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure":
     groups = group_by_row(with_values(runs, list(BIAS)))
     figure = new_figure(2.9 * len(groups))
     axes = figure.subplots(len(groups), 2, squeeze=False)
+    ends = []
     for (row, some), both in zip(groups.items(), axes, strict=True):
         for axis, (path, title) in zip(both, BIAS.items(), strict=True):
             labels = draw_selection(axis, some, path)
             axis.margins(y=0.08)
             mark_warmup(axis, some[0].warmup)
             axis.set_title(title)
-            label_ends(axis, labels)
+            ends.append((axis, labels))
         both[0].set_ylabel(f"{row}\nshare of flagged images")
+    label_ends(figure, ends)
     return figure
 
 
@@ -374,6 +380,7 @@ def pseudo_labels(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure
     chosen = choose_epochs(list(recorded), epochs)
     figure = new_figure(5.2)
     grid = figure.add_gridspec(2, 2)
+    ends = []
     for column, one in enumerate(some):
         axis = figure.add_subplot(grid[0, column] if len(some) > 1 else grid[0, :])
         labels = draw_metrics(axis, one, TRUST_METRICS)
@@ -382,7 +389,7 @@ def pseudo_labels(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure
             axis.set_ylabel("AUC of correct pseudo-labels")
         axis.set_title(f"{one.cell.row}, {one.cell.column}")
         mark_warmup(axis, one.warmup)
-        label_ends(axis, labels)
+        ends.append((axis, labels))
     for column, epoch in enumerate(chosen):
         axis = figure.add_subplot(grid[1, column])
         draw_histogram(axis, recorded[epoch])
@@ -392,6 +399,7 @@ def pseudo_labels(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure
             axis.set_ylabel("flagged images")
     handles, names = axis.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4)
+    label_ends(figure, ends)
     return figure
 
 
