@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import pseudoloss
-from pseudoloss.config import PRESETS, Settings, as_json, read_config, request
+from pseudoloss.config import Settings, as_json, read_config
+from pseudoloss.presets import PRESETS, request
 from pseudoloss.errors import InputError
 
 SOURCE = Path(pseudoloss.__file__).parent

@@ -12,7 +12,7 @@ import pytest
 from conftest import make_images
 from pseudoloss.cli import COMMANDS, main
 from pseudoloss.cli.train import settings_of, train_parser
-from pseudoloss.config import METHOD_SETTINGS, flag, setting_names
+from pseudoloss.config import METHOD_SETTINGS, flag, all_setting_types
 from pseudoloss.experiments import commands
 from pseudoloss.presets import NEEDS, NO_SETTINGS
 
@@ -419,7 +419,7 @@ def test_empty_path_is_not_the_current_folder(arguments, message, tmp_path, caps
 
 def test_options_that_are_not_settings_are_known_to_config():
     options = {action.dest for action in train_parser()._actions} - {"help", "source"}
-    assert options - setting_names() == set(NO_SETTINGS)
+    assert options - set(all_setting_types()) == set(NO_SETTINGS)
 
 
 def test_help_shows_only_settings_of_the_method(capsys):

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pseudoloss.cli import demo_command, evaluate, export, inspect, predict, presets, train
+from pseudoloss.cli.experiments import experiments
 from pseudoloss.cli.train import train_parser as train_parser
 from pseudoloss.errors import InputError, TrainingError, name_hint
-from pseudoloss.experiments.commands import experiments
 from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130

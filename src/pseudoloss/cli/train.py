@@ -10,10 +10,10 @@ from pseudoloss.cli.parser import Parser, argument_for, duration, number, path, 
 from pseudoloss.config import (
     METHOD_SETTINGS,
     Settings,
+    all_setting_types,
     as_json,
     describe_settings,
     flag,
-    setting_names,
     setting_types,
 )
 from pseudoloss.errors import InputError
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> None:
     args = train_parser(peek(arguments, "--preset"), peek(arguments, "--method")).parse(arguments)
     if args.out is None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
-    known = {*READ_OPTIONS, *setting_names()}
+    known = {*READ_OPTIONS, *all_setting_types()}
     explicit = {name: value for name, value in vars(args).items() if name in known}
     from pseudoloss.engine.messages import resume_command
     from pseudoloss.engine.training import train
