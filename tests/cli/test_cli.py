@@ -11,9 +11,9 @@ import pytest
 
 from conftest import make_images
 from pseudoloss.cli import COMMANDS, main
+from pseudoloss.cli import experiments as commands
 from pseudoloss.cli.train import settings_of, train_parser
-from pseudoloss.config import METHOD_SETTINGS, flag, all_setting_types
-from pseudoloss.experiments import commands
+from pseudoloss.config import METHOD_SETTINGS, all_setting_types, flag
 from pseudoloss.presets import NEEDS, NO_SETTINGS
 
 SNAPSHOT = Path(__file__).parent / "options.txt"

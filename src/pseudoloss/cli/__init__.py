@@ -8,8 +8,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pseudoloss.cli import demo_command, evaluate, export, inspect, predict, presets, train
-from pseudoloss.cli.experiments import experiments
+from pseudoloss.cli import (
+    demo_command,
+    evaluate,
+    experiments,
+    export,
+    inspect,
+    predict,
+    presets,
+    train,
+)
 from pseudoloss.cli.train import train_parser as train_parser
 from pseudoloss.errors import InputError, TrainingError, name_hint
 from pseudoloss.version import __version__
@@ -24,7 +32,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate.run,
     "export": export.run,
     "presets": presets.run,
-    "experiments": experiments,
+    "experiments": experiments.run,
 }
 
 

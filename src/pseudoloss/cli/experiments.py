@@ -13,7 +13,7 @@ from pseudoloss.errors import InputError, name_hint
 OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
 
 
-def experiments(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> None:
     """Repeat the paper's experiments: runs, tables and plots.
 
     pseudoloss experiments list      list experiments and plots
@@ -26,7 +26,7 @@ def experiments(arguments: list[str]) -> None:
     if arguments and arguments[0] in COMMANDS:
         COMMANDS[arguments[0]](arguments[1:])
         return
-    parser = Parser("experiments", experiments)
+    parser = Parser("experiments", run)
     parser.usage = f"pseudoloss experiments {'|'.join(COMMANDS)} ..."
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     command = parser.parse(arguments).command
