@@ -417,7 +417,7 @@ def read_changes(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise InputError(f"--set {argument}: must be NAME=VALUE, such as epochs=2")
         if name == "seed":
-            raise InputError(f"--set {argument}: choose seeds with --seeds")
+            raise InputError(f"--set {argument}: seeds are chosen with --seeds")
         if name not in all_setting_types():
             hint = name_hint(name, all_setting_types())
             raise InputError(f"--set {argument}: no such setting{hint}")
