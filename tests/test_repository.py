@@ -1,4 +1,4 @@
-"""The repository keeps its promises to itself: README, docs and CI say what the code does."""
+"""README, docs and CI agree with the code."""
 
 import re
 import runpy
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import pseudoloss
-from pseudoloss.config import describe_settings, setting_types
+from pseudoloss.config import METHOD_SETTINGS, describe_settings, setting_types
 from pseudoloss.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
+OPTIONS = ROOT / "tests" / "cli" / "options.txt"
 README = (ROOT / "README.md").read_text()
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 
@@ -22,10 +23,11 @@ def commands(text):
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
-def test_ci_calls_exactly_the_readmes_second_command():
+def test_ci_runs_the_second_command_of_the_readme():
     first, second = commands(README)[:2]
     assert first.startswith("pip install -c constraints.txt . && pseudoloss demo")
-    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == second
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert second in [line.strip() for line in lines]
 
 
 def test_the_settings_page_is_up_to_date():
@@ -34,32 +36,34 @@ def test_the_settings_page_is_up_to_date():
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="wants matplotlib")
-def test_the_picture_of_stage_1_can_be_drawn_again():
-    shares, accuracies = runpy.run_path(str(ROOT / "docs" / "draw_stage1.py"))["draw"]().axes
-    assert [len(line.get_ydata()) for line in accuracies.lines] == [200] * 5
-    assert len(shares.lines) == 6  # and what is wrong
+def test_the_plot_of_stage_1_can_be_drawn():
+    accuracies, *shares = runpy.run_path(str(ROOT / "docs" / "draw_stage1.py"))["draw"]().axes
+    assert len(shares) == 3
+    lengths = [len(line.get_ydata()) for line in accuracies.lines]
+    assert lengths.count(200) == 2  # the mean of each metric; the other line marks the warm-up
 
 
 def test_every_option_of_train_is_on_the_settings_page():
     page = (ROOT / "docs" / "settings.md").read_text()
-    known = (ROOT / "tests" / "options.txt").read_text()
+    known = OPTIONS.read_text()
     options = [line.split()[-1] for line in known.splitlines() if line.startswith("train ")]
     told = set(re.findall(r"^\| `(--[a-z-]+)` \|", page, re.MULTILINE))
     told |= {option.replace("--", "--no-", 1) for option in told}
     assert {option for option in options if option != "--help"} <= told
 
 
-def test_every_setting_is_described():
-    described = describe_settings()
-    assert described.keys() == setting_types().keys()
+@pytest.mark.parametrize("method", METHOD_SETTINGS)
+def test_every_setting_is_described(method):
+    described = describe_settings(method)
+    assert described.keys() == setting_types(method).keys()
     assert all(group and text.endswith(".") for group, text in described.values())
 
 
-def test_the_readme_lists_every_room():
+def test_the_readme_lists_every_module_and_package():
     package = Path(pseudoloss.__file__).parent
-    rooms = [path.name for path in package.iterdir() if not path.name.startswith(("_", "py.typed"))]
+    names = [path.name for path in package.iterdir() if not path.name.startswith(("_", "py.typed"))]
     tree = README.split("## What is where")[1]
-    assert [room for room in rooms if room not in tree] == []
+    assert [name for name in names if name not in tree] == []
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
@@ -71,9 +75,12 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_flags_and_presets_in_the_docs_exist(path):
-    known = {line.split()[-1] for line in (ROOT / "tests" / "options.txt").read_text().splitlines()}
+    known = {line.split()[-1] for line in OPTIONS.read_text().splitlines()}
     # Of the benchmarks and of ./check.
-    known |= {"--seeds", "--work", "--workers", "--plot", "--quick", "--fast"}
+    known |= {"--seeds", "--work", "--workers", "--plot", "--quick", "--fast", "--record"}
+    known |= {"--read", "--strict", "--q"}  # ..., of mkdocs, and of an example
+    if path.name == "CHANGELOG.md":
+        known |= {"--guess-norm", "--guess-mode"}  # former names
     for line in path.read_text().splitlines():
         if "pip " in line or "venv" in line:
             continue
@@ -87,7 +94,7 @@ def test_the_version_is_in_the_changelog():
 
 
 def test_public_names():
-    assert len(pseudoloss.__all__) <= 10
+    assert len(pseudoloss.__all__) <= 12
     assert set(pseudoloss.__all__) == set(dir(pseudoloss))
     for name in pseudoloss.__all__:
         assert getattr(pseudoloss, name) is not None
@@ -106,6 +113,12 @@ def test_numbers_in_the_results_have_a_file():
     assert named
     for name in named:
         assert (ROOT / "benchmarks" / "results" / name).exists(), name
+
+
+def test_no_module_but_the_kernels_is_above_500_lines():
+    package = Path(pseudoloss.__file__).parent
+    long = [path for path in package.rglob("*.py") if len(path.read_text().splitlines()) > 500]
+    assert [path.name for path in long] == ["kernels.py"]
 
 
 def test_scripts_are_sound():

@@ -290,11 +290,11 @@ BAD = {
         ["experiments", "table", "mu", "--results", "x"],
         "--results x: no such folder",
     ),
-    "figure": (
-        ["experiments", "figure", "acuracy"],
-        "acuracy: no such figure; did you mean accuracy?",
+    "plot": (
+        ["experiments", "plot", "acuracy"],
+        "acuracy: no such plot; did you mean accuracy?",
     ),
-    "figure file": (["experiments", "figure", "bias", "--file", "x.gif"], "end in .svg or .png"),
+    "plot file": (["experiments", "plot", "bias", "--file", "x.gif"], "end in .svg or .png"),
 }
 BAD_SETS = {
     "wrong length": ({"labels": LABELS[:-1]}, "set.npz: labels: 63 labels for 64 images"),

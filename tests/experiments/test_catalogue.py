@@ -8,7 +8,7 @@ import pytest
 from experiment_files import ALL_CELLS, call
 
 from pseudoloss.cli import train_parser
-from pseudoloss.config import setting_types
+from pseudoloss.config import all_setting_types
 from pseudoloss.presets import PRESETS
 from pseudoloss.experiments import cells
 from pseudoloss.experiments.catalogue import EXPERIMENTS, PLOTS
@@ -28,11 +28,11 @@ def test_presets_and_settings_exist_and_commands_are_valid(experiment):
     """`train` accepts the commands that --dry-run prints, and reads the same settings from them."""
     for cell in experiment.cells:
         assert cell.preset in PRESETS
-        assert set(cell.changes) <= set(setting_types())
+        assert set(cell.changes) <= set(all_setting_types())
         [job] = cells.plan(experiment, Path("out"), {}, seeds=[7], only=[cell.name])
         job.settings()
         args = train_parser(cell.preset).parse(shlex.split(job.command)[2:])
-        given = {name: value for name, value in vars(args).items() if name in setting_types()}
+        given = {name: value for name, value in vars(args).items() if name in all_setting_types()}
         assert given == {"seed": 7, **job.changes}
         assert (args.source, args.preset, args.resume) == (job.source, cell.preset, True)
 

@@ -34,7 +34,7 @@ def write_metrics(out, name, seed, epochs=6, finished=True, **settings):
                 "noise": {"loss": up, "agreement": up, "disagreement": None, "kl": up - 0.1},
                 "pseudo_labels": {"pseudo-loss": up, "confidence": up - 0.1, "entropy": up - 0.2},
             },
-            "bias": {"learnt": 1 - up, "fitted": 1.1 - up},
+            "bias": {"learned": 1 - up, "fitted": 1.1 - up},
             "pseudo_loss": {"histogram": counts, "modes": modes if epoch > 3 else None},
         }
         line = {"epoch": epoch, "accuracy": 100 * up}

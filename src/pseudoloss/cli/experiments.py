@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> None:
     pseudoloss experiments table     compare our numbers with the paper's
     pseudoloss experiments plot      draw a plot from the runs
 
-    Each command has its own --help.
+    pseudoloss experiments COMMAND --help describes a command.
     """
     if arguments and arguments[0] in COMMANDS:
         COMMANDS[arguments[0]](arguments[1:])

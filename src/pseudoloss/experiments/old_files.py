@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-RENAMED_METRICS = {"guesses": "pseudo_labels"}
+RENAMED_METRICS = {"guesses": "pseudo_labels", "learnt": "learned"}
 
 
 def upgrade_metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     """A line of metrics.jsonl or a summary.json under its current keys."""
     return {
         RENAMED_METRICS.get(key, key): upgrade_metrics(value)
-        if key == "metrics" and value
+        if key in ("metrics", "bias") and value
         else value
         for key, value in values.items()
     }

@@ -57,7 +57,7 @@ TRUST_METRICS = {
     "metrics.pseudo_labels.entropy": ("entropy", GREEN),
 }
 BIAS = {
-    "bias.learnt": "Wrong pseudo-labels that are trained on",
+    "bias.learned": "Wrong pseudo-labels that are trained on",
     "bias.fitted": "Wrong pseudo-labels that are predicted",
 }
 SELECTION_COLOURS = {WITH: BLUE, WITHOUT: VERMILION}
