@@ -29,19 +29,22 @@ import torch
 from torch import Tensor
 
 import machine
-from pseudoloss.config import Settings, request
+from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet, corrupt, open_source
 from pseudoloss.engine import checkpoint
-from pseudoloss.engine import trainer as trainer_module
+from pseudoloss.engine import feed as feed_module
 from pseudoloss.engine.capture import PLAIN_CALLS
+from pseudoloss.engine.randomness import isolated_torch
 from pseudoloss.engine.trainer import Trainer
-from pseudoloss.engine.training import private_chance
+from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "pls": {},
     "ce": {"method": "ce"},
     "mixup": {"method": "mixup"},
+    "elr": {"method": "elr"},
+    "co-teaching": {"method": "co-teaching"},
     "no correction": {"correct": False},
     "no contrast": {"contrast": False},
     "no trust in classification": {"trust_in_classification": False},
@@ -54,9 +57,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "no balance": {"balance": 0.0},
     "no mixup": {"mixup": False},
-    "guessing in eval": {"guess_mode": "eval"},
-    "paper's forms": {"guess_norm": "max", "weighting": "together", "contrast_class": "own"},
-    "weighted by one's own": {"weighting": "own"},
+    "pseudo-labels in eval": {"pseudo_label_mode": "eval"},
+    "paper's forms": {
+        "pseudo_label_norm": "max",
+        "weighting": "interpolated",
+        "contrast_class": "own",
+        "contrast_labels": "mixed",
+        "contrast_mix": "separate",
+        "mixup_lambda": "uniform",
+    },
+    "weighted by the first": {"weighting": "first"},
     "standard network": {"network": "preactresnet18"},
     "released network": {"network": "preactresnet18-released"},
 }
@@ -77,7 +87,7 @@ class Told(SilentReporter):
 
 class Phase(NamedTuple):
     """Warm-up or what follows: the state it began with, the weights after each of STEPS, and what
-    the tracking pass found in the end."""
+    scoring found in the end."""
 
     start: dict[str, Tensor]
     weights: list[Tensor]
@@ -94,12 +104,12 @@ def run(
     """Both phases; with `like`, each from the state in which that run began it."""
     told = Told()
     phases = []
-    with private_chance():
+    with isolated_torch():
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
         trainer = Trainer(data, settings, told)
-        state = checkpoint.tensors_of(trainer.network, trainer.optimiser, trainer.memory)
-        for epoch, step in enumerate((trainer.warm_up_step, trainer.main_step)):
+        state = checkpoint.checkpoint_tensors(trainer)
+        for epoch in range(2):
             if like:
                 for name, tensor in state.items():
                     tensor.copy_(like[epoch].start[name])
@@ -109,64 +119,55 @@ def run(
                 torch._foreach_mul_(parameters(trainer), 1 + torch.finfo(torch.float32).eps)
             start = {name: tensor.clone() for name, tensor in state.items()}
             phase = Phase(start, [], torch.empty(0))
-            chance = begin_epoch(trainer, epoch)
-            for i in range(max(steps)):
-                if i % BLOCK == 0:
-                    trainer._draw(chance)
-                step()
+            random = torch.Generator(trainer.device).manual_seed(epoch)
+            trainer.lr.fill_(settings.lr)
+            trainer.method.begin_epoch(trainer.state, epoch)
+            (prepared,) = trainer.steps[epoch]
+            for i, _ in enumerate(trainer.run_steps(prepared, random, max(steps))):
                 if i + 1 in steps:
                     phase.weights.append(flat(parameters(trainer)))
             for _ in range(PLAIN_CALLS + 2):  # so often that the last one is a replay
-                trainer.track(epoch)
-            phases.append(phase._replace(losses_N=trainer.memory.loss_N.double()))
+                trainer.score(epoch)
+            phases.append(phase._replace(losses_N=trainer.state.loss_N.double()))
         torch.use_deterministic_algorithms(False)
     return phases, told.notices
 
 
 def judge(trainer: Trainer) -> None:
-    """What stage 1 and the pseudo-loss would have found, by chance: so early all are trusted in
-    full, and perhaps none is noisy."""
-    chance = torch.Generator(trainer.device).manual_seed(2)
-    memory = trainer.memory
-    memory.noisy_N.copy_(draw(memory.noisy_N, chance) < NOISY)
-    trust_N = draw(memory.trust_N, chance)
-    memory.trust_N.copy_(torch.where(memory.noisy_N, trust_N, 1))
+    """Random verdicts in place of those of both stages: so early in training all pseudo-labels are
+    fully trusted, and perhaps no label is flagged."""
+    random = torch.Generator(trainer.device).manual_seed(2)
+    state = trainer.state
+    state.noisy_N.copy_(draw(state.noisy_N, random) < NOISY)
+    if hasattr(state, "trust_N"):
+        trust_N = draw(state.trust_N, random)
+        state.trust_N.copy_(torch.where(state.noisy_N, trust_N, 1))
 
 
-def draw(like: Tensor, chance: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=chance, device=like.device)
+def draw(like: Tensor, random: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=random, device=like.device)
 
 
 def parameters(trainer: Trainer) -> list[Tensor]:
-    return [parameter.detach() for parameter in trainer.network.parameters()]
+    return [p.detach() for role in trainer.optimisers for p in trainer.networks[role].parameters()]
 
 
 def flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.double().flatten() for tensor in tensors])
 
 
-def begin_epoch(trainer: Trainer, epoch: int) -> torch.Generator:
-    chance = torch.Generator(trainer.device).manual_seed(epoch)
-    order_N = torch.randperm(len(trainer.pixels), generator=chance, device=trainer.device)
-    trainer.order_SB.copy_(order_N[: trainer.order_SB.numel()].view_as(trainer.order_SB))
-    trainer.step.zero_()
-    trainer.lr.fill_(trainer.settings.lr)
-    trainer.network.train()
-    return chance
-
-
 def distances(plain: list[Phase], other: list[Phase]) -> dict[str, list[float]]:
     """For both phases, after each of STEPS: distance, in parts of the way that plain calls went."""
     found = {}
     for name, a, b in zip(("warm-up", "main"), plain, other, strict=True):
-        names = [key for key in a.start if key.replace("network.", "momentum.") in a.start]
-        start = flat([a.start[key] for key in names if key.startswith("network.")])
+        momenta = [key for key in a.start if key.startswith("momentum.")]
+        start = flat([a.start[key.replace("momentum.", "networks.", 1)] for key in momenta])
         found[name] = [
             ((y - x).norm() / (x - start).norm()).item()
             for x, y in zip(a.weights, b.weights, strict=True)
         ]
         tracked = (b.losses_N - a.losses_N).norm() / a.losses_N.norm()
-        found[f"{name}, losses of the tracking pass"] = [tracked.item()]
+        found[f"{name}, losses of all images"] = [tracked.item()]
     return found
 
 
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one variant and few steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    trainer_module.BLOCK = BLOCK
+    feed_module.BLOCK = BLOCK
     deadline = time.monotonic() + 60 * args.minutes if args.minutes else math.inf
     data = open_source(args.source)
     train = corrupt(data.train, "symmetric:0.4", 1)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import pseudoloss
-from pseudoloss.config import LABEL_FILES
-from pseudoloss.data.sources import PLACES
+from pseudoloss.data.sources import WITH_NOISE_RATIO
 from pseudoloss.experiments.catalogue import NO_MATTER
+from pseudoloss.presets import LABEL_FILES
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the driver is asked for, and what it is called here.
@@ -100,7 +100,7 @@ class Watch:
 def without_place(source: str) -> str:
     """A source as one may publish it: cnwl:DIR:0.2."""
     kind, colon, place = source.partition(":")
-    ratio = place.rpartition(":")[2] if kind in PLACES else ""
+    ratio = place.rpartition(":")[2] if kind in WITH_NOISE_RATIO else ""
     return f"{kind}{colon and ':DIR'}{ratio and f':{ratio}'}"
 
 

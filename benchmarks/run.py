@@ -120,7 +120,7 @@ def one_run(
         "seconds": round(before, 1),
         "accuracy": {key: summary["accuracy"][key] for key in ("last", "best", "best_epoch")},
         "detection": summary["detection"],
-        "guesses": summary["guesses"],
+        "pseudo_labels": summary["pseudo_labels"],
         "noise_rate": summary["noise_rate"],
         "epochs": summary["epochs"],
         "notices": summary["notices"],
@@ -134,10 +134,10 @@ def one_run(
         },
         "part_seconds": {
             part: round(median(line["seconds"][part] for line in lines[-20:]), 4)
-            for part in ("train", "track", "validate")
+            for part in ("train", "score", "validate")
         },
         "accuracy_by_epoch": [round(line["accuracy"], 2) for line in lines],
-        "noisy_by_epoch": [line["noisy"] for line in lines],  # what stage 1 takes for noise
+        "noisy_by_epoch": [line["noisy"] for line in lines],  # share of labels that are flagged
     }
 
 

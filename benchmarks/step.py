@@ -9,7 +9,8 @@ matrix product reaches on the same device in the same run. Without CUDA there is
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import machine
-from pseudoloss.config import request
 from pseudoloss.data import Data, arrays, open_source
+from pseudoloss.engine import steps as steps_module
+from pseudoloss.engine import trainer as trainer_module
+from pseudoloss.engine.randomness import isolated_torch
 from pseudoloss.engine.trainer import Trainer
-from pseudoloss.engine.training import private_chance
+from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
 
 ROUNDS = 5
@@ -39,9 +42,18 @@ class Loud(SilentReporter):
         print(f"  ({text})", flush=True)
 
 
-class Uncaptured(Trainer):
-    def _captured(self, call: Any, what: str) -> Any:
-        return call
+@contextmanager
+def uncaptured() -> Iterator[None]:
+    """Trainers that are built in here run their calls one kernel at a time."""
+    modules = (steps_module, trainer_module)
+    before = [module.capture for module in modules]
+    for module in modules:
+        module.capture = lambda call, on_failure: call
+    try:
+        yield
+    finally:
+        for module, capture in zip(modules, before, strict=True):
+            module.capture = capture
 
 
 def main() -> None:
@@ -61,30 +73,31 @@ def main() -> None:
     ceiling = None
     times: dict[str, dict[str, float]] = {}
     first_call: dict[str, float] = {}
-    with private_chance():
-        sessions = {}
+    with isolated_torch():
+        trainers = {}
         for name, (accelerate, captured) in VARIANTS.items():
             values = {"accelerate": accelerate, "corrupt": None, "device": args.device}
             settings = request(args.preset, None, values).settings("default")
-            trainer = (Trainer if captured else Uncaptured)(data, settings, Loud())
-            start = time.perf_counter()
-            for step in (trainer.warm_up_step, trainer.main_step):
-                for _ in range(5):
-                    ready(trainer)
-                    step()
-            for _ in range(4):
-                trainer.track(settings.epochs)
-                trainer.validate()
+            with nullcontext() if captured else uncaptured():
+                trainer = Trainer(data, settings, Loud())
+                start = time.perf_counter()
+                for phase in range(len(trainer.phases)):
+                    for _ in range(5):
+                        ready(trainer, phase)
+                        call_of(trainer, phase)()
+                for _ in range(4):
+                    trainer.score(settings.epochs - 1)
+                    trainer.validate()
             wait(trainer)
             first_call[name] = time.perf_counter() - start
-            sessions[name] = trainer
+            trainers[name] = trainer
             if trainer.device.type != "cuda":
                 break
-        for name, trainer in sessions.items():
+        for name, trainer in trainers.items():
             parts: dict[str, tuple[Callable[[], Any], int]] = {
-                "warm-up step": (trainer.warm_up_step, args.steps),
-                "step": (trainer.main_step, args.steps),
-                "tracking pass": (lambda s=trainer: s.track(s.settings.epochs), 1),
+                "warm-up step": (call_of(trainer, 0), args.steps),
+                "step": (call_of(trainer, 1), args.steps),
+                "scoring": (lambda t=trainer: t.score(t.settings.epochs - 1), 1),
                 "validation": (trainer.validate, 1),
             }
             found: dict[str, list[float]] = {part: [] for part in parts}
@@ -92,34 +105,41 @@ def main() -> None:
                 for part, (call, calls) in parts.items():
                     found[part].append(timed(trainer, call, calls))
             times[name] = {part: median(values) for part, values in found.items()}
-        any_session = next(iter(sessions.values()))
-        if any_session.device.type == "cuda":
+        any_trainer = next(iter(trainers.values()))
+        if any_trainer.device.type == "cuda":
             ceiling = product_ceiling()
-    flops = arithmetic(any_session)
+    flops = arithmetic(any_trainer)
     rows = report(times, first_call, flops, ceiling)
     tflop = {part: count / 1e12 for part, count in flops.items()}
     machine.write(args.out, {"product_tflops": ceiling, "tflop": tflop, "rows": rows})
 
 
 def random_images(args: argparse.Namespace) -> Data:
-    chance = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     shape = (args.size, args.size, 3)
     test = max(1, args.images // 5)
     return open_source(
         arrays(
-            chance.integers(0, 256, (args.images, *shape), dtype=np.uint8),
+            random.integers(0, 256, (args.images, *shape), dtype=np.uint8),
             np.arange(args.images) % args.classes,
-            test_images=chance.integers(0, 256, (test, *shape), dtype=np.uint8),
+            test_images=random.integers(0, 256, (test, *shape), dtype=np.uint8),
             test_labels=np.arange(test) % args.classes,
         )
     )
 
 
-def ready(trainer: Trainer) -> None:
-    """A step needs the numbers of an epoch; here always those of its first step."""
-    trainer.network.train()
-    trainer.step.zero_()
-    for _ in zip(range(1), trainer.pixels.batches(trainer.order_SB), strict=False):
+def call_of(trainer: Trainer, phase: int) -> Callable[[], Any]:
+    """The step of a phase."""
+    return trainer.steps[phase][0][2]
+
+
+def ready(trainer: Trainer, phase: int = 0) -> None:
+    """A step needs the order and random numbers of an epoch; here always those of step 1."""
+    step, feed, _ = trainer.steps[phase][0]
+    for network in trainer.networks.values():
+        network.train()
+    random = torch.Generator(trainer.device).manual_seed(0)
+    for _ in feed.batches(step, trainer.state, random, limit=1):
         pass
 
 
@@ -143,19 +163,18 @@ def arithmetic(trainer: Trainer) -> dict[str, int]:
     """Floating-point operations of each part: a backward pass is two forward passes."""
     height, width = trainer.views.size
     image = torch.zeros(1, trainer.data.train.channels, height, width, device=trainer.device)
-    was, trainer.network.fused = trainer.network.fused, False
+    network = next(iter(trainer.networks.values()))
+    was, network.fused = network.fused, False
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        trainer.network.eval()
-        trainer.network(image)
-    trainer.network.fused = was
-    forward = counter.get_total_flops()
-    batch, method = trainer.settings.batch_size, trainer.method
-    contrast = getattr(method, "contrast", False)
-    passes = 3 * (2 if contrast else 1) + (2 if method.guess is not None else 0)
+        network.eval()
+        network(image)
+    network.fused = was
+    forward, batch = counter.get_total_flops(), trainer.settings.batch_size
+    warm_up, main = (phase.steps[0].cost for phase in trainer.phases)
     return {
-        "warm-up step": 3 * batch * forward,
-        "step": passes * batch * forward,
-        "tracking pass": len(trainer.data.train) * forward,
+        "warm-up step": warm_up * batch * forward,
+        "step": main * batch * forward,
+        "scoring": len(trainer.data.train) * forward,
         "validation": len(trainer.data.test or ()) * forward,
     }
 

@@ -1,15 +1,16 @@
-"""pseudoloss: train image classifiers on labels that cannot be trusted, and learn which are wrong.
+"""Train image classifiers on noisy labels, and find out which labels are wrong.
 
-import pseudoloss as pl
-run = pl.train("digits", out="run", corrupt="symmetric:0.4")
-run.labels                                    # what was learnt about every label
-pl.PLS(epochs=50).fit(images, labels).predict(new_images)
+    import pseudoloss as pl
+
+    run = pl.train("digits", out="run", corrupt="symmetric:0.4")
+    run.labels                                    # what is known about every label
+    pl.PLS(epochs=50).fit(images, labels).predict(new_images)
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from pseudoloss.version import __version__
 
 if TYPE_CHECKING:
     from pseudoloss.config import Settings
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from pseudoloss.estimator import PLS
     from pseudoloss.runs import Run, load
 
-# Loaded when first used: importing pseudoloss itself takes no torch, and no time.
-_ROOMS = {
+# Loaded when first used, so that importing pseudoloss is fast and does not load torch.
+_MODULES = {
     "InputError": "errors",
     "PLS": "estimator",
     "Run": "runs",
@@ -45,8 +46,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        value = getattr(import_module(f"pseudoloss.{_ROOMS[name]}"), name)
+    if name in _MODULES:
+        value = getattr(import_module(f"pseudoloss.{_MODULES[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'pseudoloss' has no attribute {name!r}")

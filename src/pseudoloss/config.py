@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
-from pseudoloss.errors import InputError, did_you_mean, known
+from pseudoloss.errors import InputError, name_hint
 
 # Networks of ours.
 OWN = ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released", "small-cnn")
@@ -137,7 +137,7 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
 }
-METHODS = tuple(METHOD_SETTINGS)
+"""The settings of each method, by its name; docs/add-a-method.md says how to add one."""
 
 # ------------------------------------------------------------------- settings of every method
 
@@ -151,7 +151,7 @@ class Settings:
     """
 
     # What is trained
-    method: Literal["pls", "ce", "mixup", "elr", "co-teaching"] = "pls"
+    method: str = "pls"
     """pls; a baseline: ce (cross-entropy), mixup; or a rival: elr, co-teaching."""
     network: str = "preactresnet18"
     """preactresnet18, its variants preactresnet18-stemnorm and preactresnet18-released, small-cnn,
@@ -220,7 +220,8 @@ class Settings:
     method_settings: DetectionSettings = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
-        method = _of_declared_type("method", values.get("method", Settings.method), _shared())
+        shared = _shared()
+        method = _of_declared_type("method", values.get("method", Settings.method), shared)
         own_class = METHOD_SETTINGS[method]
         given = values.pop("method_settings", None)
         # `dataclasses.replace` passes these on; if the method changes, keep what both share.
@@ -228,10 +229,10 @@ class Settings:
         own = {name: value for name, value in own.items() if name in _hints(own_class)}
         own |= {name: values.pop(name) for name in list(values) if name in _hints(own_class)}
         for name in values:
-            if name not in _shared():
+            if name not in shared:
                 raise InputError(f"{name}: {unknown_setting(name, method)}")
-        for name in _shared():
-            value = _of_declared_type(name, values.get(name, getattr(Settings, name)), _shared())
+        for name in shared:
+            value = _of_declared_type(name, values.get(name, getattr(Settings, name)), shared)
             object.__setattr__(self, name, value)
         own = {n: _of_declared_type(n, value, _hints(own_class)) for n, value in own.items()}
         object.__setattr__(self, "method_settings", own_class(**own))
@@ -320,12 +321,15 @@ def _hints(settings: type) -> dict[str, Any]:
 
 def _shared() -> dict[str, Any]:
     """Types of the settings that all methods share."""
-    return {name: hint for name, hint in _hints(Settings).items() if name != "method_settings"}
+    hints = _hints(Settings) | {"method": Literal[tuple(METHOD_SETTINGS)]}
+    del hints["method_settings"]
+    return hints
 
 
-def setting_types(method: str) -> dict[str, Any]:
+def setting_types(method: Any) -> dict[str, Any]:
     """The type of every setting of a run with this method."""
-    return _shared() | _hints(METHOD_SETTINGS[method])
+    shared = _shared()
+    return shared | _hints(METHOD_SETTINGS[_of_declared_type("method", method, shared)])
 
 
 def setting_names() -> set[str]:
@@ -339,7 +343,7 @@ def unknown_setting(name: str, method: str) -> str:
     if owners:
         return f"a setting of --method {' and '.join(owners)}, not of {method}"
     names = setting_types(method)
-    return f"no such setting{did_you_mean(name, names) or known(names)}"
+    return f"no such setting{name_hint(name, names)}"
 
 
 def describe_settings(method: str) -> dict[str, tuple[str, str]]:

@@ -1,34 +1,49 @@
-"""What can go wrong, in two kinds: the user's input, and the training itself."""
+"""Errors that users see, and helpers for their messages."""
 
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong: a flag, a file, an array.
+    """The user's input is wrong: a flag, a file, an array.
 
-    The message is one line, names the flag, file or row, and says what was expected.
-    The command line prints it and exits with code 2; nothing has been written by then.
+    The message is one line that names the flag, file or row and says what was expected. The command
+    line prints it and exits with code 2. Nothing has been written at that point.
     """
 
 
 class BusyError(InputError):
-    """The run folder is another process's just now."""
+    """Another process is using the run folder."""
 
 
 class TrainingError(RuntimeError):
-    """Training could not go on (the loss became NaN, say). The last checkpoint is intact."""
+    """Training had to stop, for example because the loss became NaN. The last checkpoint is
+    intact."""
 
 
 class ExportError(TrainingError):
-    """A model could not be exported, or what was exported says something else than the model.
-    Nothing is left behind."""
+    """A model could not be exported, or the exported model gives other predictions. No output
+    is left behind."""
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, on one line: for an OSError what the system says, without number and
+    path."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def cannot_write(flag: str, path: Path | str, error: OSError) -> InputError:
+    """The error to raise when an output cannot be written."""
+    return InputError(f"{flag} {path}: cannot be written ({reason(error)})")
 
 
 def first_line(error: Exception) -> str:
-    """What an error of others says, in one line and in no colours. Where that line only announces
-    another process's error, the error too."""
+    """The first line of a library's long error message, without colours. If it only announces the
+    error of another process, that error is appended."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     line = text.strip().partition("\n")[0]
     causes = re.findall(r"^\w*(?:Error|Exception): .+", text, re.MULTILINE)
@@ -37,12 +52,14 @@ def first_line(error: Exception) -> str:
     return line or type(error).__name__
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: names that are close to it, if there are any."""
-    close = difflib.get_close_matches(name, sorted(names), n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: "; did you mean …?", or nothing if no known name
+    is similar."""
+    similar = difflib.get_close_matches(name, sorted(known), n=3)
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
-def known(names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: all that there are."""
-    return f"; known: {', '.join(sorted(names))}"
+def name_hint(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the similar names, or else all known names."""
+    names = sorted(known)
+    return did_you_mean(name, names) or f"; known: {', '.join(names)}"

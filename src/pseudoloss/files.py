@@ -1,4 +1,8 @@
-"""Writing files so that a kill at any moment leaves the old file or the new one, never a half."""
+"""Paths, and files that are written completely or not at all.
+
+Every write goes to a draft first, which then replaces the file. If the process is killed, the old
+file is still there. Importing this module does not load torch.
+"""
 
 import json
 import math
@@ -7,108 +11,52 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from pseudoloss.errors import InputError, cannot_write, reason
 
-from pseudoloss.errors import InputError
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# --------------------------------------------------------------------------------------- paths
+
+
+def as_path(value: Any, flag: str) -> Path:
+    """`value` as a path that the system accepts, or an error that names the flag."""
+    try:
+        path = Path(value)
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (TypeError, ValueError, OSError) as error:
+        raise InputError(f"{flag} {str(value)[:60]}: no usable path ({reason(error)})") from None
+    return path
+
+
+def at_home(path: str | Path) -> Path:
+    """The path with ~ replaced by the home folder, if there is such a user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another name") -> None:
+    """Refuse an output that exists: nothing is overwritten."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{flag} {path}: exists already; {hint}")
+
+
+# -------------------------------------------------------------------------------------- writing
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a file beside `path`, then put it in the place of `path` at once."""
+    """Let `write` fill a draft next to `path`, then replace `path` by it in one step."""
     draft = path.with_name(f".{path.name}.draft")
     write(draft)
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     draft.replace(path)
-
-
-def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another name") -> None:
-    """Nothing of the user's is overwritten."""
-    if path.exists() or path.is_symlink():
-        raise InputError(f"{flag} {path}: exists already; {hint}")
-
-
-@contextmanager
-def new_folder(path: Path, flag: str = "--out") -> Iterator[Path]:
-    """A folder to fill, beside `path`; in its place once it is full, and gone if that fails."""
-    refuse_existing(path, flag)
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
-        draft.mkdir(parents=True)
-        yield draft
-        draft.rename(path)
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"{flag} {path}: cannot be written ({reason})") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], record: Any) -> None:
-    """Tensors of any layout and device, and a record beside them: a header of JSON, then the bytes
-    of the tensors. Equal content gives equal bytes.
-
-    The library's own writers either build the whole file in memory and hold Python up meanwhile,
-    or choose the draft, its permissions and its errors themselves.
-    """
-    plain = {
-        name: tensor.detach().to("cpu").contiguous().flatten()
-        for name, tensor in sorted(tensors.items(), key=_wide_first)
-    }
-    header: dict[str, Any] = {"__metadata__": {RECORD: to_json(record)}}
-    end = 0
-    for name, flat in plain.items():
-        start, end = end, end + flat.nbytes
-        shape = list(tensors[name].shape)
-        header[name] = {"dtype": DTYPES[flat.dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-
-    def write(draft: Path) -> None:
-        with draft.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for flat in plain.values():
-                file.write(flat.view(torch.uint8).numpy().data)
-
-    write_atomically(path, write)
-
-
-def _wide_first(item: tuple[str, Tensor]) -> tuple[int, str]:
-    """So every tensor begins at a multiple of its width."""
-    return -item[1].element_size(), item[0]
-
-
-def from_safetensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """What `write_safetensors` wrote. ValueError where the file is another's."""
-    try:
-        with safe_open(path, "pt", device="cpu") as file:
-            record = (file.metadata() or {}).get(RECORD)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ValueError(str(error)) from None
-    if record is None:
-        raise ValueError("it was not written by pseudoloss")
-    return tensors, json.loads(record)
-
-
-RECORD = "pseudoloss"
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -118,20 +66,113 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_atomically(path, write)
 
 
+@contextmanager
+def new_folder(path: Path, flag: str = "--out") -> Iterator[Path]:
+    """Yield a draft folder next to `path`. It is renamed to `path` at the end, and removed if
+    something fails."""
+    refuse_existing(path, flag)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
+        draft.mkdir(parents=True)
+        yield draft
+        draft.rename(path)
+    except OSError as error:
+        raise cannot_write(flag, path, error) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+# ----------------------------------------------------------------------------------------- JSON
+
+
 def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (to_json(value, indent=2) + "\n").encode())
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: NaN and infinity, which it does not have, become null."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    """Strict JSON: NaN and infinity, which JSON does not have, become null."""
+    return json.dumps(_without_nan(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_without_nan(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+# --------------------------------------------------------------------------------------- tensors
+
+RECORD = "pseudoloss"  # the key of our JSON record in the metadata of a safetensors file
+DTYPES = {  # the names of torch, and those of the file format
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, "Tensor"], record: Any) -> None:
+    """Write tensors of any layout and device, with a JSON record in the header. Equal content gives
+    equal bytes.
+
+    We do not use the writers of the safetensors library: one builds the whole file in memory while
+    it holds the interpreter lock, the other chooses its own draft, permissions and errors.
+    """
+    import torch
+
+    flat_tensors = {
+        name: tensor.detach().to("cpu").contiguous().flatten()
+        for name, tensor in sorted(tensors.items(), key=_widest_first)
+    }
+    header: dict[str, Any] = {"__metadata__": {RECORD: to_json(record)}}
+    end = 0
+    for name, flat in flat_tensors.items():
+        start, end = end, end + flat.nbytes
+        header[name] = {
+            "dtype": DTYPES[str(flat.dtype).removeprefix("torch.")],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(draft: Path) -> None:
+        with draft.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for flat in flat_tensors.values():
+                file.write(flat.view(torch.uint8).numpy().data)
+
+    write_atomically(path, write)
+
+
+def _widest_first(item: tuple[str, "Tensor"]) -> tuple[int, str]:
+    """Sort key with which every tensor starts at a multiple of the size of its elements."""
+    return -item[1].element_size(), item[0]
+
+
+def from_safetensors(path: Path) -> tuple[dict[str, "Tensor"], Any]:
+    """The tensors and the record of a file that `write_safetensors` wrote; ValueError for any other
+    file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt", device="cpu") as file:
+            record = (file.metadata() or {}).get(RECORD)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(str(error)) from None
+    if record is None:
+        raise ValueError("it was not written by pseudoloss")
+    return tensors, json.loads(record)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pseudoloss.config import (
-    METHODS,
     OWN,
     Settings,
     as_flag,
@@ -20,8 +19,9 @@ from pseudoloss.config import (
     unknown_setting,
     upgrade_settings,
 )
-from pseudoloss.errors import InputError, did_you_mean, known
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, name_hint, reason
+from pseudoloss.files import at_home
+from pseudoloss.reading import READ_OPTIONS
 
 _DIGITS: dict[str, Any] = {
     "network": "small-cnn",
@@ -178,7 +178,7 @@ class Request:
 
 def _for_method(method: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Without the settings of other methods."""
-    types = setting_types(method) if method in METHODS else setting_types(Settings.method)
+    types = setting_types(method)
     return {name: value for name, value in values.items() if name in types}
 
 
@@ -198,9 +198,9 @@ def same_for_a_run(name: str, before: Any, value: Any) -> bool:
     return name in MAY_CHANGE_ON_RESUME or moved or value == before
 
 
-# What `pseudoloss train` takes beside settings: how to read the source, and how to run.
+# Options of `pseudoloss train` that are no settings.
 NO_SETTINGS = (
-    *("test", "hold_out", "strict", "fit", "path_column", "label_column", "split_column"),
+    *READ_OPTIONS,
     *("out", "preset", "config", "resume", "minutes", "time", "checkpoint_every", "quiet"),
 )
 
@@ -208,17 +208,18 @@ NO_SETTINGS = (
 def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]) -> Request:
     """A request from the name of a preset, a file of settings, and single settings on top."""
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        hint = did_you_mean(str(preset), PRESETS) or known(PRESETS)
+        hint = name_hint(str(preset), PRESETS)
         raise InputError(f"--preset {preset}: no such preset{hint}")
     from_file = {} if config is None else read_config(config)
     method = explicit.get("method", from_file.get("method"))
     if method is None:
         method = PRESETS[preset or "default"].get("method", Settings.method)
-    if method in METHODS and from_file.get("method", method) != method:
+    types = setting_types(method)
+    if from_file.get("method", method) != method:
         from_file = _for_method(method, from_file)
     values = from_file | dict(explicit)
-    for name in values if method in METHODS else ():
-        if name not in setting_types(method):
+    for name in values:
+        if name not in types:
             where = "" if name in explicit else f"--config {config}: "
             on_line = f"no such setting; it is given to the command, as {flag(name)}"
             reason = on_line if name in NO_SETTINGS else unknown_setting(name, method)
@@ -247,8 +248,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"--config {path}: cannot be read ({reason})") from None
+        raise InputError(f"--config {path}: cannot be read ({reason(error)})") from None
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a run tells on the terminal: a bar that moves, a line an epoch, notices."""
+"""Terminal output of long-running work: a progress bar, lines of text, notices."""
 
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -10,24 +10,26 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 
 class Reporter(AbstractContextManager["Reporter"], Protocol):
-    """What the training loop tells, and to whom it may be nothing."""
+    """Receives messages and progress. Used as a context manager around the work."""
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
 
     def notice(self, text: str) -> None:
-        """A line that should not be missed."""
+        """Print a line that should not be missed."""
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """How far something has come that is not an epoch."""
+        """Show the progress of anything but an epoch."""
 
-    def begin_epoch(self, title: str, steps: int) -> None: ...
+    def begin_epoch(self, title: str, steps: int) -> None:
+        """Start the progress bar of an epoch."""
 
-    def step(self) -> None: ...
+    def step(self) -> None:
+        """Advance the progress bar of the epoch by one step."""
 
 
 class SilentReporter(Reporter):
-    """Tells nothing."""
+    """Prints nothing."""
 
     def say(self, text: str) -> None: ...
 
@@ -42,17 +44,8 @@ class SilentReporter(Reporter):
     def __exit__(self, *error: object) -> None: ...
 
 
-def beside_output(bar: bool = True) -> "TerminalReporter":
-    """Tells on standard error, so that standard output holds results alone; perhaps without a
-    bar."""
-    console = Console(
-        stderr=True, highlight=False, soft_wrap=True, force_terminal=None if bar else False
-    )
-    return TerminalReporter(console)
-
-
 class TerminalReporter(Reporter):
-    """Lines on standard output and, where it is a terminal, a bar below them."""
+    """Prints lines to standard output and, in a terminal, a progress bar below them."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -92,3 +85,12 @@ class TerminalReporter(Reporter):
 
     def step(self) -> None:
         self.bar.advance(self.task)
+
+
+def stderr_reporter(bar: bool = True) -> TerminalReporter:
+    """A reporter on standard error, so that standard output holds only results. `bar`: whether it
+    may show a progress bar."""
+    console = Console(
+        stderr=True, highlight=False, soft_wrap=True, force_terminal=None if bar else False
+    )
+    return TerminalReporter(console)

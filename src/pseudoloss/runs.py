@@ -11,15 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from pseudoloss import __version__
 from pseudoloss.audit.labels import read_labels
 from pseudoloss.config import Settings, as_json, upgrade_settings
 from pseudoloss.data import Data, ReadOptions, Skipped
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.files import to_json, write_atomically, write_bytes, write_json
+from pseudoloss.files import as_path, to_json, write_atomically, write_bytes, write_json
 from pseudoloss.inference.model import Model, load_model
 from pseudoloss.nn.devices import choose_device
-from pseudoloss.paths import as_path
+from pseudoloss.version import __version__
 
 try:
     import fcntl

@@ -1,4 +1,4 @@
-"""The commands as a user types them."""
+"""The commands as users type them."""
 
 import json
 import os
@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 from conftest import make_images
-from pseudoloss.cli import COMMANDS, main, train_parser
-from pseudoloss.config import NO_SETTINGS, flag, setting_types
+from pseudoloss.cli import COMMANDS, main, train
+from pseudoloss.cli.train import METHODS, settings_of, train_parser
+from pseudoloss.config import NO_SETTINGS, flag
 from pseudoloss.experiments import commands
 
 SNAPSHOT = Path(__file__).parent / "options.txt"
 QUICK = ["--network", "small-cnn", "--batch-size", "16", "--epochs", "2", "--pad", "0"]
 
 
-def call(*words, capsys):
-    code = main([str(word) for word in words])
+def call(*arguments, capsys):
+    code = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -31,22 +32,33 @@ def help_of(command, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
-def test_the_overview(words, capsys):
-    code, out, _ = call(*words, capsys=capsys)
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_overview_lists_commands_and_exit_codes(arguments, capsys):
+    code, out, _ = call(*arguments, capsys=capsys)
     assert code == 0
     for command in COMMANDS:
         assert f"\n  {command} " in out
+    assert "\n  2    wrong input" in out
     assert "pseudoloss demo" in out
 
 
-def test_version(capsys):
+def test_help_of_a_command_by_name(capsys):
+    wanted = help_of("predict", capsys)
+    with pytest.raises(SystemExit) as end:
+        main(["help", "predict"])
+    assert (end.value.code, capsys.readouterr().out) == (0, wanted)
+    assert "examples:\n  pseudoloss predict run photo.jpg\n" in wanted
+    code, _, err = call("help", "tran", capsys=capsys)
+    assert (code, "tran: no such command; did you mean train?" in err) == (2, True)
+
+
+def test_version_is_printed(capsys):
     code, out, _ = call("--version", capsys=capsys)
     assert (code, out.split()[0]) == (0, "pseudoloss")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         *(["--help"], ["train", "--help"], ["demo", "--help"], ["presets"], ["train", "--oot"]),
         *(["presets", "digits"], ["presets", "digit"]),
@@ -58,39 +70,40 @@ def test_version(capsys):
         *(["experiments", "run", "nothing"], ["experiments", "table", "nothing"]),
     ],
 )
-def test_no_torch_until_a_command_needs_it(words):
-    """What keeps --help fast."""
+def test_help_and_errors_do_not_import_torch(arguments):
     program = (
         "import sys\nfrom pseudoloss.cli import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'sklearn', 'pandas', 'timm', 'numpy', 'scipy', 'matplotlib'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
 
 
-def test_importing_the_package_is_light():
+def test_importing_the_package_does_not_import_torch():
     program = "import sys, pseudoloss; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_options_are_those_we_know_of(capsys):
-    """Changing an option is a decision: then change tests/options.txt too."""
-    found = []
-    for command in (*COMMANDS, *(f"experiments {name}" for name in commands.COMMANDS)):
-        words = help_of(command, capsys).replace(",", " ").split()
-        flags = dict.fromkeys(word for word in words if word.startswith("--"))
-        found += [f"{command} {flag}" for flag in flags if flag.strip("-")]
-    assert "\n".join(sorted(set(found))) + "\n" == SNAPSHOT.read_text()
+def test_options_match_the_snapshot(capsys):
+    """Changing an option is a decision: update tests/cli/options.txt with it."""
+    names = [*COMMANDS, *(f"experiments {name}" for name in commands.COMMANDS)]
+    helps = {name: help_of(name, capsys) for name in names}
+    helps["train"] = "".join(help_of(f"train --method {method}", capsys) for method in METHODS)
+    found = set()
+    for command, text in helps.items():
+        flags = {part for part in text.replace(",", " ").split() if part.startswith("--")}
+        found |= {f"{command} {flag}" for flag in flags if flag.strip("-")}
+    assert "\n".join(sorted(found)) + "\n" == SNAPSHOT.read_text()
 
 
-def test_help_shows_the_values_of_a_preset(capsys):
+def test_help_shows_the_defaults_of_a_preset(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--preset", "digits", "--help"])
     assert "(default: small-cnn)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_train(npz, tmp_path, capsys):
+def test_train_prints_one_line_per_epoch(npz, tmp_path, capsys):
     out = tmp_path / "run"
     code, text, err = call(
         "train", npz(), "--out", out, *QUICK, "--corrupt", "symmetric:0.2", capsys=capsys
@@ -104,17 +117,17 @@ def test_train(npz, tmp_path, capsys):
     assert json.loads((out / "summary.json").read_text())["epochs"] == 2
 
 
-def test_quiet_is_quiet(npz, tmp_path, capsys):
+def test_quiet_prints_nothing(npz, tmp_path, capsys):
     code, text, err = call(
         "train", npz(), "--out", tmp_path / "run", "--quiet", *QUICK, capsys=capsys
     )
     assert (code, text, err) == (0, "", "")
 
 
-def test_flags_overrule_the_preset_and_the_config(npz, tmp_path, capsys):
+def test_options_override_config_file_and_preset(npz, tmp_path, capsys):
     config = tmp_path / "mine.toml"
     config.write_text("epochs = 3\nlr = 0.03\n")
-    words = [
+    options = [
         "--preset",
         "digits",
         "--config",
@@ -124,18 +137,19 @@ def test_flags_overrule_the_preset_and_the_config(npz, tmp_path, capsys):
         "16",
         "--no-mixup",
     ]
-    code, *_ = call("train", npz(), "--out", tmp_path / "run", *words, capsys=capsys)
+    code, *_ = call("train", npz(), "--out", tmp_path / "run", *options, capsys=capsys)
     assert code == 0
     settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
     wanted = {"network": "small-cnn", "epochs": 2, "lr": 0.03, "batch_size": 16, "mixup": False}
     assert {name: settings[name] for name in wanted} == wanted
 
 
-def test_minutes_stop_a_run_and_tell_how_to_go_on(npz, tmp_path, capsys):
+def test_minutes_stop_a_run_that_can_be_resumed(npz, tmp_path, capsys):
     out = tmp_path / "run"
     code, text, _ = call("train", npz(), "--out", out, "--minutes", "0.0001", *QUICK, capsys=capsys)
     assert code == 0
-    assert f"stopped after epoch 1. Go on with:\n  pseudoloss train --out {out} --resume" in text
+    assert "stopped after epoch 1." in text
+    assert f"\n  pseudoloss train --out {out} --resume" in text
     assert "Done" not in text
     code, text, _ = call("train", "--out", out, "--resume", capsys=capsys)
     assert code == 0
@@ -143,7 +157,7 @@ def test_minutes_stop_a_run_and_tell_how_to_go_on(npz, tmp_path, capsys):
     assert "Done in" in text
 
 
-def test_presets(capsys):
+def test_presets_are_listed_with_their_changes(capsys):
     code, out, _ = call("presets", capsys=capsys)
     assert code == 0
     assert "cifar100-id80" in out
@@ -156,17 +170,17 @@ def test_presets(capsys):
     assert out.count("needs") == 10
 
 
-def test_a_preset_in_full(capsys):
+def test_all_settings_of_a_preset(capsys):
     code, out, _ = call("presets", "cifar100-inet-40-20", capsys=capsys)
     assert code == 0
     first, *lines, last = out.splitlines()
     assert first == "cifar100-inet-40-20  (needs --pool POOL)"
-    assert [line.split()[-2] for line in lines] == [flag(name) for name in setting_types()]
+    assert [line.split()[-2] for line in lines] == [flag(name) for name in settings_of("pls")]
     marked = [line.split() for line in lines if not line.startswith("  ")]
     noise = ["*", "--corrupt", "symmetric:0.2+out:0.4"]
     assert marked == [["*", "--network", "preactresnet18-stemnorm"], noise]
     assert "  --flip                     on" in lines
-    assert last.startswith("* is not the default")
+    assert last.startswith("* differs from the default")
 
 
 IMAGES, LABELS = make_images()
@@ -187,23 +201,23 @@ BAD = {
         ["train", "digits", "--out", "RUN", "--corrupt", "symmetric:0.1+out:0.2"],
         "--corrupt symmetric:0.1+out:0.2: needs --pool",
     ),
-    "a home of nobody: pool": (
+    "no such home: pool": (
         ["train", "digits", "--out", "RUN", "--corrupt", "out:0.2", "--pool", "~nobody-here/p"],
         "~nobody-here/p: no such file or folder",
     ),
-    "a home of nobody: labels": (
+    "no such home: labels": (
         ["train", "digits", "--out", "RUN", "--corrupt", "labels:~nobody-here/p.csv"],
         "~nobody-here/p.csv: no such file",
     ),
-    "a home of nobody: weights": (
+    "no such home: weights": (
         ["train", "digits", "--out", "RUN", "--network", "resnet18", "--weights", "~nobody-here/p"],
         "~nobody-here/p: no such file",
     ),
-    "a home of nobody: source": (
+    "no such home: source": (
         ["train", "cifar100:~nobody-here/p", "--out", "RUN"],
         "~nobody-here/p",
     ),
-    "idle pool": (["train", "digits", "--out", "RUN", "--pool", "/x"], "--pool /x: nothing asks"),
+    "unused pool": (["train", "digits", "--out", "RUN", "--pool", "/x"], "--pool /x: nothing asks"),
     "unknown noise": (["train", "digits", "--out", "RUN", "--corrupt", "x:1"], "--corrupt x:1"),
     "noise rate": (
         ["train", "digits", "--out", "RUN", "--corrupt", "symmetric:2"],
@@ -211,7 +225,10 @@ BAD = {
     ),
     "not a number": (["train", "digits", "--out", "RUN", "--epochs", "many"], "--epochs"),
     "negative": (["train", "digits", "--out", "RUN", "--lr", "-1"], "--lr must be above 0"),
-    "absurd": (["train", "digits", "--out", "RUN", "--threshold", "3"], "--threshold must be"),
+    "out of range": (
+        ["train", "digits", "--out", "RUN", "--threshold", "3"],
+        "--threshold must be",
+    ),
     "batch": (
         ["train", "digits", "--out", "RUN", "--batch-size", "5000"],
         "--batch-size 5000 is larger than the set (1438 images of digits)",
@@ -227,13 +244,13 @@ BAD = {
     "config": (["train", "digits", "--out", "RUN", "--config", "no.toml"], "--config no.toml"),
     "device": (["train", "digits", "--out", "RUN", "--device", "cuda:99"], "--device cuda:99"),
     "cifar": (["train", "cifar100:nowhere", "--out", "RUN"], "cifar100:nowhere: no such folder"),
-    "cifar without a place": (["train", "cifar10", "--out", "RUN"], "as cifar10:DIR"),
+    "cifar without a folder": (["train", "cifar10", "--out", "RUN"], "as cifar10:DIR"),
     "no file": (["train", "no.npz", "--out", "RUN"], "no.npz: no such file"),
     "demo": (["demo", "--ot", "RUN"], "--ot"),
     "demo seed": (["demo", "--out", "RUN", "--seed", "-4"], "--seed must be"),
     "presets": (["presets", "--all"], "--all"),
     "no such preset": (["presets", "digit"], "digit: no such preset; did you mean digits"),
-    "labels of people": (
+    "CIFAR-N without labels": (
         ["train", "cifar10:X", "--out", "RUN", "--preset", "cifar10n", *QUICK],
         "--preset cifar10n: add --corrupt human:FILE, the labels that people gave",
     ),
@@ -251,7 +268,7 @@ BAD = {
         ["experiments", "run", "id-noise", "--data", "cifar10=x"],
         "--data cifar10=x: no such kind of data; did you mean cifar100?",
     ),
-    "data without a place": (["experiments", "run", "digits", "--data", "x"], "must be KIND=DIR"),
+    "data without a folder": (["experiments", "run", "digits", "--data", "x"], "must be KIND=DIR"),
     "set": (
         ["experiments", "run", "digits", "--set", "epoch=2"],
         "--set epoch=2: no such setting; did you mean epochs?",
@@ -290,8 +307,8 @@ BAD_SETS = {
 }
 
 
-def refused(words, message, capsys, tmp_path):
-    code, out, err = call(*words, capsys=capsys)
+def assert_refused(arguments, message, capsys, tmp_path):
+    code, out, err = call(*arguments, capsys=capsys)
     assert code == 2
     assert err.startswith("pseudoloss: error: ")
     assert message in err
@@ -301,26 +318,26 @@ def refused(words, message, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_code_2(name, capsys, tmp_path, monkeypatch):
+def test_wrong_input_is_one_line_and_code_2(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words, message = BAD[name]
-    refused(words, message, capsys, tmp_path)
+    arguments, message = BAD[name]
+    assert_refused(arguments, message, capsys, tmp_path)
 
 
 @pytest.mark.parametrize("name", BAD_SETS)
-def test_bad_sets_are_one_line_and_code_2(name, npz, capsys, tmp_path, monkeypatch):
+def test_wrong_arrays_are_one_line_and_code_2(name, npz, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     changes, message = BAD_SETS[name]
     npz(**changes)
-    refused(["train", "set.npz", "--out", "RUN", *QUICK], message, capsys, tmp_path)
+    assert_refused(["train", "set.npz", "--out", "RUN", *QUICK], message, capsys, tmp_path)
 
 
-def test_an_unknown_option_gets_a_hint(capsys):
+def test_unknown_option_gets_a_suggestion(capsys):
     _, _, err = call("train", "digits", "--epoch", "3", capsys=capsys)
     assert "did you mean --epochs" in err
 
 
-def test_a_taken_folder_is_refused(npz, tmp_path, capsys):
+def test_existing_run_folder_is_refused(npz, tmp_path, capsys):
     out = tmp_path / "run"
     assert call("train", npz(), "--out", out, *QUICK, capsys=capsys)[0] == 0
     code, _, err = call("train", npz(), "--out", out, *QUICK, capsys=capsys)
@@ -328,15 +345,15 @@ def test_a_taken_folder_is_refused(npz, tmp_path, capsys):
     assert "add --resume" in err
 
 
-def test_a_run_that_fails_exits_with_1(npz, tmp_path, capsys):
-    words = [*QUICK, "--lr", "100", "--epochs", "40"]
-    code, _, err = call("train", npz(), "--out", tmp_path / "run", *words, capsys=capsys)
+def test_failed_training_exits_with_1(npz, tmp_path, capsys):
+    options = [*QUICK, "--lr", "100", "--epochs", "40"]
+    code, _, err = call("train", npz(), "--out", tmp_path / "run", *options, capsys=capsys)
     assert code == 1
     assert err.startswith("pseudoloss: error: the loss became")
     assert err.count("\n") == 1
 
 
-def test_as_a_module():
+def test_python_dash_m_pseudoloss():
     result = subprocess.run(
         [sys.executable, "-m", "pseudoloss", "nonsense"],
         capture_output=True,
@@ -348,8 +365,7 @@ def test_as_a_module():
     assert "Traceback" not in result.stderr
 
 
-def test_a_reader_that_leaves_is_no_error():
-    """The other end of the pipe is closed before the first word."""
+def test_closed_output_pipe_is_not_an_error():
     reading, writing = os.pipe()
     os.close(reading)
     result = subprocess.run(
@@ -363,10 +379,10 @@ def test_a_reader_that_leaves_is_no_error():
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_terminal_without_unicode(npz, tmp_path):
-    words = ["train", npz(), "--out", tmp_path / "run", *QUICK]
+def test_terminal_without_unicode(npz, tmp_path):
+    arguments = ["train", npz(), "--out", tmp_path / "run", *QUICK]
     result = subprocess.run(
-        [sys.executable, "-m", "pseudoloss", *map(str, words)],
+        [sys.executable, "-m", "pseudoloss", *map(str, arguments)],
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
         capture_output=True,
         text=True,
@@ -377,7 +393,7 @@ def test_a_terminal_without_unicode(npz, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["train"], "--out is missing"),
         (["train", "digits", "--out", ""], "--out: is empty"),
@@ -387,14 +403,25 @@ def test_a_terminal_without_unicode(npz, tmp_path):
         (["inspect", ""], "SOURCE is empty"),
     ],
 )
-def test_nothing_is_not_the_current_folder(words, message, tmp_path, capsys, monkeypatch):
+def test_empty_path_is_not_the_current_folder(arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, err = call(*words, capsys=capsys)
+    code, _, err = call(*arguments, capsys=capsys)
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_setting_is_known_by_name():
-    words = {action.dest for action in train_parser(None)._actions} - {"help", "source"}
-    assert words - set(setting_types()) == set(NO_SETTINGS)
+def test_options_that_are_not_settings_are_known_to_config():
+    options = {action.dest for action in train_parser()._actions} - {"help", "source"}
+    assert options - set(settings_of("pls")) == set(NO_SETTINGS)
+
+
+def test_help_shows_only_settings_of_the_method(monkeypatch, capsys):
+    """Settings of other methods are parsed all the same: a config file may choose the method."""
+    every = settings_of("pls")
+    own = {name: found for name, found in every.items() if name != "gamma"}
+    monkeypatch.setattr(train, "settings_of", lambda method: every if method == "pls" else own)
+    assert "--gamma" in help_of("train", capsys)
+    assert "--gamma" in help_of("train --method pls", capsys)
+    assert "--gamma" not in help_of("train --method ce", capsys)
+    assert train_parser(None, "ce").parse(["x", "--gamma", "1.5"]).gamma == 1.5

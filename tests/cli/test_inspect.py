@@ -1,4 +1,4 @@
-"""What `pseudoloss inspect` tells of a source."""
+"""`pseudoloss inspect`: its facts, its report and the command."""
 
 import json
 import shutil
@@ -9,9 +9,10 @@ from PIL import Image
 
 from conftest import make_images
 from pseudoloss.cli import main
-from pseudoloss.cli.inspection import Span, _bytes, inspect, report
-from pseudoloss.config import request
-from pseudoloss.data import scanning as listing
+from pseudoloss.cli.inspection import Range, inspect
+from pseudoloss.cli.inspection_report import _bytes, report
+from pseudoloss.config import as_json, request
+from pseudoloss.data import scanning
 from pseudoloss.engine import training
 from pseudoloss.engine.training import prepare
 from pseudoloss.errors import InputError
@@ -20,7 +21,7 @@ from pseudoloss.progress import SilentReporter
 
 @pytest.fixture
 def folder(photos):
-    """Two classes to train on and to test on, all pictures different."""
+    """Two classes in train/ and test/, all images different."""
     parts = (("train", 10), ("test", 4))
     return photos(*(f"{part}/{k}/{i}.png" for part, n in parts for k in "ab" for i in range(n)))
 
@@ -29,7 +30,7 @@ def names(copies):
     return [{image["image"] for image in group} for group in copies.examples]
 
 
-def test_numbers(folder):
+def test_counts_and_sizes(folder):
     Image.new("L", (40, 20)).save(folder / "train" / "a" / "wide.bmp")
     for i in range(10, 20):
         Image.new("CMYK", (12, 10), (i, 0, 0, 0)).save(folder / "train" / "a" / f"{i}.jpg")
@@ -37,8 +38,8 @@ def test_numbers(folder):
     assert (found.train, found.test, found.test_name) == (31, 8, "the test images")
     assert found.classes == {"a": 21, "b": 10}
     assert found.imbalance == 2.1
-    assert (found.width, found.height) == (Span(12, 12, 40), Span(10, 10, 20))
-    assert found.aspect == Span(1.2, 1.2, 2)
+    assert (found.width, found.height) == (Range(12, 12, 40), Range(10, 10, 20))
+    assert found.aspect == Range(1.2, 1.2, 2)
     assert found.modes == {"RGB": 28, "CMYK": 10, "L": 1}
     assert found.formats == {"PNG": 28, "JPEG": 10, "BMP": 1}
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -46,7 +47,7 @@ def test_numbers(folder):
     assert found.plan.balance_prior == "given"
 
 
-def test_unreadable_files_are_grouped(folder):
+def test_unreadable_files_are_grouped_by_reason(folder):
     for i in range(5):
         (folder / "train" / "a" / f"empty{i}.jpg").touch()
     for i in (3, 4):
@@ -60,25 +61,25 @@ def test_unreadable_files_are_grouped(folder):
     assert found.unreadable[0].files == ["train/a/empty0.jpg", "train/a/empty1.jpg"]
     assert (found.train, found.test) == (20, 6)
     text = report(found)
-    assert "7 files, which training will not use" in text
+    assert "7 files that training cannot use" in text
     assert "5 × empty file: train/a/empty0.jpg, train/a/empty1.jpg, …" in text
-    assert inspect(folder, strict=True).train == 20  # a report, whatever training will do
+    assert inspect(folder, strict=True).train == 20  # reported even if training would refuse them
 
 
-def test_one_and_many_in_words(photos):
+def test_singular_and_plural(photos):
     folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(3)))
-    assert "classes    3 images in each" in report(inspect(folder, hold_out=0))
+    assert "classes    3 images per class" in report(inspect(folder, hold_out=0))
     shutil.copy(folder / "b" / "0.png", folder / "a" / "copy.png")
     text = report(inspect(folder, hold_out=0))
-    assert "from 3 images (b) to 4 (a), 1.3 times as many" in text
-    assert "1 copy of the same bytes, 0 of the same pixels" in text
+    assert "from 3 images (b) to 4 (a), a ratio of 1.3" in text
+    assert "1 copy with the same bytes, 0 with the same pixels only" in text
     for path in sorted((folder / "b").iterdir())[1:]:
         path.unlink()
     (folder / "notes.txt").write_text("no image")
     text = report(inspect(folder, hold_out=0))
-    assert "from 1 image (b) to 4 (a), 4.0 times as many" in text
-    assert "1 file, which training will not use" in text
-    assert "1 × lies in no folder of a class: notes.txt" in text
+    assert "from 1 image (b) to 4 (a), a ratio of 4.0" in text
+    assert "1 file that training cannot use" in text
+    assert ": notes.txt\n" in text
     (folder / "c").mkdir()
     assert "from 0 images (c) to 4 (a)\n" in report(inspect(folder, hold_out=0))
 
@@ -87,20 +88,20 @@ def test_one_and_many_in_words(photos):
     ("count", "text"),
     [(1, "1 byte"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (3e9, "2.8 GiB")],
 )
-def test_bytes_in_the_units_of_training(count, text):
+def test_bytes_in_binary_units(count, text):
     assert _bytes(int(count)) == text
 
 
 # ---------------------------------------------------------------------------------- duplicates
 
 
-def test_no_duplicates(folder):
+def test_folder_without_duplicates(folder):
     found = inspect(folder).duplicates
     assert (found.same_bytes, found.same_pixels) == (0, 0)
     assert found.within_class.pictures == found.across_classes.pictures == 0
 
 
-def test_same_bytes_and_same_pixels(folder):
+def test_same_bytes_and_same_pixels_are_told_apart(folder):
     a = folder / "train" / "a"
     shutil.copy(a / "0.png", a / "copy.png")
     Image.open(a / "0.png").save(a / "other.bmp")
@@ -112,27 +113,27 @@ def test_same_bytes_and_same_pixels(folder):
     assert found.across_classes.pictures == found.across_parts.pictures == 0
 
 
-def test_the_same_picture_with_two_labels(folder):
+def test_same_image_with_two_labels(folder):
     shutil.copy(folder / "train" / "a" / "0.png", folder / "train" / "b" / "new.png")
     found = inspect(folder)
     assert names(found.duplicates.across_classes) == [{"train/a/0.png", "train/b/new.png"}]
     assert found.duplicates.within_class.pictures == 0
     text = report(found)
-    assert "1 picture with different labels, of which at least one is wrong" in text
+    assert "1 picture with different labels: at least one label is wrong" in text
     assert "train/a/0.png (a) = train/b/new.png (b)" in text
 
 
-def test_the_same_picture_to_train_and_to_test_on(folder):
+def test_same_image_for_training_and_testing(folder):
     Image.open(folder / "train" / "a" / "0.png").save(
         folder / "test" / "a" / "leak.webp", lossless=True
     )
     found = inspect(folder)
     assert names(found.duplicates.across_parts) == [{"train/a/0.png", "test/a/leak.webp"}]
-    assert "1 picture to train on and to test on" in report(found)
+    assert "1 picture both for training and for testing" in report(found)
     assert "test/a/leak.webp (a, test)" in report(found)
 
 
-def test_held_out_images_are_no_leak(photos):
+def test_copies_of_held_out_images_are_not_a_leak(photos):
     folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(10)))
     for path in sorted((folder / "a").iterdir()):
         shutil.copy(path, folder / "a" / f"copy-{path.name}")
@@ -143,7 +144,7 @@ def test_held_out_images_are_no_leak(photos):
     assert found.duplicates.within_class.pictures == 10
 
 
-def test_a_photograph_without_its_metadata_is_the_same(folder, tmp_path):
+def test_metadata_does_not_make_an_image_different(folder, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)
     path = folder / "train" / "a" / "photo.jpg"
     Image.fromarray(noise).save(path, quality=80)
@@ -156,8 +157,8 @@ def test_a_photograph_without_its_metadata_is_the_same(folder, tmp_path):
     assert found.across_classes.images == 3
 
 
-def test_examples_show_what_is_wrong_first(photos):
-    """Many copies in one class, and one in another."""
+def test_examples_show_every_class_first(photos):
+    """Many copies in one class, one copy in another."""
     folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(3)))
     for i in range(9):
         shutil.copy(folder / "a" / "0.png", folder / "a" / f"copy{i}.png")
@@ -167,11 +168,11 @@ def test_examples_show_what_is_wrong_first(photos):
     assert found.across_classes.images == 11
 
 
-# ------------------------------------------------------------------------------ what comes next
+# ------------------------------------------------------------------------------------ the plan
 
 
 def test_the_plan_is_what_training_does(folder, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "check_weights", lambda *words: None)  # no hub in tests
+    monkeypatch.setattr(training, "check_weights", lambda *args: None)  # no download in tests
     large = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(9)), root="large", size=(90, 70))
     Image.new("RGB", (90, 70), "red").save(large / "a" / "more.jpg")
     images, labels = make_images(300)
@@ -181,7 +182,7 @@ def test_the_plan_is_what_training_does(folder, photos, tmp_path, monkeypatch):
         prepared = prepare(source, request(None, None, {}), None, {}, SilentReporter())
         settings, train = prepared.settings, prepared.data.train
         for name in ("network", "weights", "epochs", "batch_size", "lr", "balance_prior"):
-            assert getattr(plan, name) == getattr(settings, name)
+            assert getattr(plan, name) == as_json(settings)[name]
         assert (plan.channels, plan.stored) == (train.channels, train.size)
         test = prepared.data.test
         assert plan.memory == train.images_NCHW.nbytes + (test.images_NCHW.nbytes if test else 0)
@@ -190,13 +191,13 @@ def test_the_plan_is_what_training_does(folder, photos, tmp_path, monkeypatch):
 
 def test_images_that_do_not_fit_into_memory(folder, monkeypatch):
     assert inspect(folder).plan.images == "device"
-    monkeypatch.setattr(listing, "free_memory", lambda: 10)
+    monkeypatch.setattr(scanning, "free_memory", lambda: 10)
     found = inspect(folder)
     assert found.plan.images == "files"
-    assert "in their files, decoded in every epoch" in report(found)
+    assert "files are decoded in every epoch" in report(found)
 
 
-def test_the_command_has_what_was_given(folder):
+def test_suggested_command_repeats_the_options(folder):
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     table = folder.with_suffix(".csv")
     rows = (f"{path},{path.parent.name}\n" for path in files)
@@ -210,14 +211,14 @@ def test_the_command_has_what_was_given(folder):
     assert inspect(pair).plan.command == 'pseudoloss.train(source, out="run")'
 
 
-def test_what_training_would_refuse(photos):
+def test_reasons_for_which_training_would_refuse(photos):
     found = inspect(photos("a/0.png", "a/1.png", "b/0.png"))
     assert found.problems == ["labels: class b has one image; every class needs at least 2"]
     assert "Training would refuse this: labels: class b has one image" in report(found)
     assert "Next:" not in report(found)
 
 
-def test_a_class_without_an_image(photos):
+def test_class_without_an_image(photos):
     folder = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(4)))
     (folder / "c").mkdir()
     found = inspect(folder)
@@ -227,7 +228,7 @@ def test_a_class_without_an_image(photos):
     assert inspect(folder).problems == found.problems
 
 
-def test_headers_that_promise_too_much(photos):
+def test_truncated_files_with_valid_headers(photos):
     folder = photos("a/0.png", "a/1.png", "b/0.png", "b/1.png")
     for path in folder.rglob("*.png"):
         path.write_bytes(path.read_bytes()[:-25])
@@ -237,10 +238,10 @@ def test_headers_that_promise_too_much(photos):
     assert "4 × truncated file" in report(found)
 
 
-# ----------------------------------------------------------------------------- other sources
+# --------------------------------------------------------------------------- other sources
 
 
-def test_arrays(tiny_source):
+def test_arrays_are_inspected_too(tiny_source):
     found = inspect(tiny_source)
     assert (found.train, found.test) == (64, 32)
     assert (found.modes, found.formats, found.bytes) == ({"L": 96}, {}, None)
@@ -251,16 +252,16 @@ def test_arrays(tiny_source):
     assert "all 8×8 pixels" in report(found)
 
 
-def test_only_headers(folder):
+def test_without_duplicates_only_headers_are_read(folder):
     path = folder / "train" / "a" / "0.png"
     path.write_bytes(path.read_bytes()[:-25])
     found = inspect(folder, duplicates=False)
     assert (found.train, found.duplicates, found.decoded) == (20, None, False)
-    assert "not read to their ends" in report(found)
+    assert "only file headers were read" in report(found)
     assert inspect(make_images(), duplicates=False).duplicates is None
 
 
-def test_limits():
+def test_negative_limit_is_refused():
     with pytest.raises(InputError, match="--limit must be 0 or more, not -1"):
         inspect("digits", limit=-1)
 
@@ -268,13 +269,13 @@ def test_limits():
 # ------------------------------------------------------------------------------- the command
 
 
-def call(*words, capsys):
-    code = main(["inspect", *map(str, words)])
+def call(*arguments, capsys):
+    code = main(["inspect", *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_the_command(folder, capsys):
+def test_command_prints_the_report(folder, capsys):
     (folder / "train" / "a" / "two\nlines.jpg").write_text("no image")
     code, out, err = call(folder, capsys=capsys)
     assert (code, err) == (0, "")
@@ -283,7 +284,7 @@ def test_the_command(folder, capsys):
     assert out.endswith(f"Next: pseudoloss train {folder} --out run\n")
 
 
-def test_json(folder, capsys):
+def test_command_prints_json(folder, capsys):
     shutil.copy(folder / "train" / "a" / "0.png", folder / "test" / "b" / "x.png")
     code, out, err = call(folder, "--json", "--limit", "1", capsys=capsys)
     found = json.loads(out)
@@ -295,7 +296,7 @@ def test_json(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["nowhere"], "source nowhere: no such source"),
         (["no/where"], "source no/where: no such file or folder"),
@@ -306,9 +307,9 @@ def test_json(folder, capsys):
         (["digits", "--out", "x"], "--out: no such option"),
     ],
 )
-def test_wrong_words(words, message, capsys, tmp_path, monkeypatch):
+def test_wrong_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(*words, capsys=capsys)
+    code, out, err = call(*arguments, capsys=capsys)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 from PIL import Image, ImageOps, features
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
 from pseudoloss.data.decoding import (
     Item,
@@ -422,3 +423,13 @@ def test_a_pipe_keeps_nobody_waiting(tmp_path):
     for look in (header, Reader(3, (8, 8)).read):
         with pytest.raises(UnreadableError, match="a pipe, not a file"):
             look(tmp_path / "pipe")
+
+
+def test_the_square_in_the_centre():
+    """Against torchvision: the shorter side resized, then the centre."""
+    random = np.random.default_rng(0)
+    for size in ((90, 60), (41, 77), (64, 64), (300, 40)):
+        image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
+        ours = Reader(3, (64, 64), "published-crop").pixels(image)
+        theirs = np.asarray(Compose([Resize(64, InterpolationMode.BICUBIC), CenterCrop(64)])(image))
+        np.testing.assert_array_equal(ours.transpose(1, 2, 0), theirs)

@@ -14,7 +14,7 @@ from pseudoloss.data import ImageFiles, Reader, ReadOptions, find_source
 from pseudoloss.data import scanning as listing
 from pseudoloss.data.decoding import Item
 from pseudoloss.data.images import held_out
-from pseudoloss.data.scanning import LabelledFiles, Parts, ScannedSource, list_files
+from pseudoloss.data.scanning import FileSource, LabelledFiles, ScannedSource, scan
 from pseudoloss.errors import InputError
 
 READER = Reader(3, (8, 8))
@@ -181,7 +181,7 @@ def test_the_fingerprint_is_of_content_labels_and_size(photos):
 def test_items_are_read_into_memory(monkeypatch):
     item = Item(lambda: Image.new("RGB", (9, 9), (1, 2, 3)))
     part = LabelledFiles((item,) * 4, tuple("wxyz"), ("a", "a", "b", "b"))
-    found = list_files(Parts("set", {"train": part}), ALL, 1)
+    found = scan(FileSource("set", {"train": part}), ALL, 1)
     data, _ = found.read(READER, 8, "auto", False)
     assert data.train.images_NCHW[0, :, 0, 0].tolist() == [1, 2, 3]
     with pytest.raises(InputError, match="--images files: the images of set are no files"):
@@ -214,7 +214,7 @@ def test_odd_files_give_no_warnings_and_leave_the_filters_alone(photos):
 def test_nothing_to_train_on():
     part = LabelledFiles((), (), ())
     with pytest.raises(InputError, match="x: no images can be read"):
-        list_files(Parts("x", {"train": part}), ALL, 1)
+        scan(FileSource("x", {"train": part}), ALL, 1)
     with pytest.raises(InputError, match="x: has no images to train on, only val and test"):
-        list_files(Parts("x", {"val": part, "test": part}), ALL, 1)
+        scan(FileSource("x", {"val": part, "test": part}), ALL, 1)
     assert ScannedSource("x", part, None).counts == {}

@@ -1,4 +1,4 @@
-"""Exported models say what the model says; onnxruntime and Pillow are the oracles."""
+"""Exported models predict what the original predicts; onnxruntime and Pillow are the oracles."""
 
 import importlib.util
 import json
@@ -15,9 +15,11 @@ import torch
 from PIL import Image, ImageOps
 
 from pseudoloss.cli import main
+from pseudoloss.cli.export import export_run
 from pseudoloss.errors import ExportError, InputError
-from pseudoloss.inference import export
-from pseudoloss.inference.export import compare, export_run, preprocessing
+from pseudoloss.inference import export, export_files
+from pseudoloss.inference.export import compare
+from pseudoloss.inference.export_files import centre_crop, preprocessing
 from pseudoloss.inference.model import Description, Model, load_model
 from pseudoloss.nn import networks
 from pseudoloss.runs import open_model
@@ -26,7 +28,7 @@ CLASSES = ("a", "b", "c", "d")
 
 
 def make_model(tmp_path, network, channels=3, stored=(36, 40), size=(32, 32)):
-    """An untrained model whose running statistics and views are not trivial, and whose answers
+    """An untrained model with non-trivial running statistics and preprocessing, whose predictions
     differ from image to image (those of deep networks hardly do before training)."""
     statistics = ((0.4, 0.5, 0.3)[:channels], (0.2, 0.25, 0.3)[:channels])
     description = Description(network, CLASSES, channels, stored, size, *statistics, 16)
@@ -47,13 +49,13 @@ def make_model(tmp_path, network, channels=3, stored=(36, 40), size=(32, 32)):
 
 
 def noise(n, channels, size, seed=1):
-    """Images of noise, each brighter than the one before."""
+    """Images of noise, each brighter than the previous one."""
     images = np.random.default_rng(seed).integers(0, 256, (n, channels, *size))
     return (images * np.linspace(0.2, 1, n)[:, None, None, None]).astype(np.uint8)
 
 
 def cropped(model, images_NCHW):
-    top, left, height, width = export.centre(model.description)
+    top, left, height, width = centre_crop(model.description)
     part = images_NCHW[:, :, top : top + height, left : left + width]
     return part.astype(np.float32) / 255
 
@@ -78,8 +80,8 @@ def test_every_kind_of_network(network, channels, form, tmp_path, capfd):
     assert compare(path, form, model) < 1e-5
     images = noise(7, channels, (36, 40), seed=2)
     wanted = model.predict_proba(images)
-    assert wanted.std(0).max() > 1e-2  # not the same answer to everything
-    for n in (1, 2, 7):  # the number of images is free
+    assert wanted.std(0).max() > 1e-2  # not the same prediction for all
+    for n in (1, 2, 7):  # any number of images
         pixels = cropped(model, images[:n])
         if form == "onnx":
             (found,) = onnxruntime.InferenceSession(path).run(["probabilities"], {"images": pixels})
@@ -101,7 +103,7 @@ def photo(photo_folder):
     return next((photo_folder / "test").rglob("*.jpg"))
 
 
-def test_what_is_in_the_folder(exported, photo_run):
+def test_files_of_an_export(exported, photo_run):
     model = open_model(photo_run)
     for form, found in exported.items():
         names = {"README.md", "classes.json", "preprocessing.json", export.FILES[form]}
@@ -112,13 +114,13 @@ def test_what_is_in_the_folder(exported, photo_run):
     assert [path.name for path in found.path.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_nothing_of_this_machine_is_in_the_graph(exported):
+def test_graph_contains_no_paths_of_this_machine(exported):
     graph = (exported["onnx"].path / "model.onnx").read_bytes()
     assert str(networks.__file__).encode() not in graph
 
 
 @pytest.mark.parametrize("form", ["onnx", "torchscript"])
-def test_the_program_says_what_we_say_without_us(form, exported, photo_run, photo_folder):
+def test_predict_program_works_without_pseudoloss(form, exported, photo_run, photo_folder):
     paths = sorted(str(path) for path in (photo_folder / "test").rglob("*.*"))
     block = "import sys, runpy; sys.modules['pseudoloss'] = None; "
     program = f"{block}runpy.run_path('predict.py', run_name='__main__')"
@@ -135,14 +137,14 @@ def test_the_program_says_what_we_say_without_us(form, exported, photo_run, phot
     ]
     assert result.stdout.splitlines() == lines
     assert result.stderr == ""
-    words = shlex.join([sys.executable, "-c", program, *paths * 3])
-    shell = ["bash", "-o", "pipefail", "-c", f"{words} | head -n 1"]
+    command = shlex.join([sys.executable, "-c", program, *paths * 3])
+    shell = ["bash", "-o", "pipefail", "-c", f"{command} | head -n 1"]
     short = subprocess.run(shell, cwd=exported[form].path, capture_output=True, text=True)
     assert (short.returncode, short.stdout, short.stderr) == (0, lines[0] + "\n", "")
 
 
 @pytest.mark.parametrize("form", list(export.FILES))
-def test_the_snippet_of_the_card_runs(form, exported, photo_run, photo, tmp_path):
+def test_snippet_of_the_model_card_runs(form, exported, photo_run, photo, tmp_path):
     card = (exported[form].path / "README.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     for path in exported[form].path.iterdir():
@@ -155,19 +157,19 @@ def test_the_snippet_of_the_card_runs(form, exported, photo_run, photo, tmp_path
     assert label in result.stdout
 
 
-def test_the_card_says_where_it_comes_from(exported, photo_run):
+def test_model_card_describes_the_training(exported, photo_run):
     card = (exported["onnx"].path / "README.md").read_text()
     summary = json.loads((photo_run / "summary.json").read_text())
     assert f"{summary['accuracy']['last']:.2f}% after the last epoch" in card
-    assert f"{summary['estimated_noise']['rate']:.1%} of the labels" in card
+    assert f"{summary['estimated_noise']['rate']:.1%} of the training labels" in card
     for name, share in summary["estimated_noise"]["by_class"].items():
         assert f"- {name}: {share:.1%}" in card
-    assert "36 images to train on" in card
-    assert "pls, 2 epochs (1 of them warm-up)" in card
-    assert "after the last epoch (2)" in card
+    assert "36 training images" in card
+    assert "pls, 2 epochs (1 of warm-up)" in card
+    assert "| epoch | the last one (2) |" in card
 
 
-def test_noisy_test_labels_and_the_choice_of_the_epoch_are_said():
+def test_model_card_warns_about_noisy_test_labels_and_the_best_epoch():
     accuracy = {
         "last": 80.0,
         "best": 81.0,
@@ -175,16 +177,16 @@ def test_noisy_test_labels_and_the_choice_of_the_epoch_are_said():
         "on": "held-out images",
         "noisy_labels": True,
     }
-    text = " ".join(export._accuracy(accuracy, best=True))
-    assert "on held-out images: 80.00% after the last epoch, 81.00% in epoch 3" in text
-    assert "may be wrong as well" in text
-    assert "measure on other images" in text
-    assert "not measured" in export._accuracy({"last": None}, best=False)[0]
+    text = " ".join(export_files._accuracy(accuracy, best=True))
+    assert "on held-out images: 80.00% after the last epoch, 81.00% after" in text
+    assert "may be wrong too" in text
+    assert "measure it on other images" in text
+    assert "not measured" in export_files._accuracy({"last": None}, best=False)[0]
 
 
 @pytest.mark.parametrize("fit", ["crop", "stretch", "published-crop", "published-stretch"])
-def test_the_steps_are_those_of_the_reader(fit, tmp_path):
-    """An independent form of preprocessing.json, on a large photograph that lies on its side."""
+def test_preprocessing_steps_match_the_reader(fit, tmp_path):
+    """The steps of preprocessing.json done with Pillow, on a large rotated photograph."""
     photo, exif = tmp_path / "photo.jpg", Image.Exif()
     exif[0x0112] = 6
     small = Image.fromarray(noise(1, 3, (6, 8))[0].transpose(1, 2, 0))
@@ -222,7 +224,7 @@ def test_the_steps_are_those_of_the_reader(fit, tmp_path):
     assert steps["input"]["shape"] == ["N", 3, 15, 16]
 
 
-def test_the_exported_weights_are_a_model(exported, photo_run, photo_folder, capsys):
+def test_exported_safetensors_can_predict(exported, photo_run, photo_folder, capsys):
     texts = []
     for run in (photo_run, exported["safetensors"].path):
         assert main(["predict", str(run), str(photo_folder / "test")]) == 0
@@ -230,43 +232,43 @@ def test_the_exported_weights_are_a_model(exported, photo_run, photo_folder, cap
     assert texts[0] == texts[1]
 
 
-def test_the_best_model(photo_run, tmp_path):
+def test_export_of_the_best_model(photo_run, tmp_path):
     found = export_run(photo_run, tmp_path / "new" / "x", "safetensors", best=True)
     tensors = [load_model(p).network.state_dict() for p in (found.path / "model.safetensors",)]
     best = load_model(photo_run / "best.safetensors").network.state_dict()
     assert all(torch.equal(tensors[0][name], best[name]) for name in best)
-    assert "the best one" in (found.path / "README.md").read_text()
+    assert "the one with the best accuracy" in (found.path / "README.md").read_text()
 
 
-# -------------------------------------------------------------------------------- what goes wrong
+# --------------------------------------------------------------------------------------- errors
 
 
-def test_an_existing_folder_is_refused(photo_run, tmp_path, capsys):
+def test_existing_folder_is_refused(photo_run, tmp_path, capsys):
     (tmp_path / "x").mkdir()
     assert main(["export", str(photo_run), "--out", str(tmp_path / "x")]) == 2
-    assert "x: exists already; choose another name" in capsys.readouterr().err
+    assert "x: exists already" in capsys.readouterr().err
     assert list((tmp_path / "x").iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written(photo_run, tmp_path):
+def test_folder_that_cannot_be_written(photo_run, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match=r"--out .*/y: cannot be written"):
         export_run(photo_run, tmp_path / "file" / "y", "safetensors")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("given", "message"),
     [
         (["RUN"], "--out is missing"),
         (["PHOTOS", "--out", "x"], "not a run folder (it has no config.json)"),
         (["RUN", "--out", "x", "--format", "caffe"], "--format"),
     ],
 )
-def test_bad_input_is_one_line(
-    words, message, photo_run, photo_folder, tmp_path, monkeypatch, capsys
+def test_wrong_input_is_one_line(
+    given, message, photo_run, photo_folder, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photo_folder)) for w in words]
+    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photo_folder)) for w in given]
     assert main(["export", *filled]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -281,36 +283,36 @@ def without(monkeypatch, missing):
     )
 
 
-def test_a_missing_package_is_named(photo_run, tmp_path, monkeypatch):
+def test_missing_package_is_named(photo_run, tmp_path, monkeypatch):
     without(monkeypatch, "onnxscript")
     with pytest.raises(InputError, match=r"needs onnxscript: pip install 'pseudoloss\[export\]'"):
         export_run(photo_run, tmp_path / "x")
 
 
-def test_without_onnxruntime_nothing_is_compared(photo_run, tmp_path, monkeypatch, capsys):
+def test_export_without_onnxruntime_is_not_compared(photo_run, tmp_path, monkeypatch, capsys):
     without(monkeypatch, "onnxruntime")
     assert main(["export", str(photo_run), "--out", str(tmp_path / "x")]) == 0
-    assert "not compared with the model: onnxruntime is not" in capsys.readouterr().out
+    assert "not compared with the original model: onnxruntime is not" in capsys.readouterr().out
 
 
-def test_an_export_that_says_something_else_is_not_written(
+def test_export_that_differs_from_the_original_is_not_written(
     photo_run, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(
         export.Deployed,
         "forward",
-        lambda self, images: self.classifier(self.backbone(images)).softmax(1),
+        lambda self, images: self.classifiers[0](self.backbones[0](images)).softmax(1),
     )
-    words = ["export", str(photo_run), "--out", str(tmp_path / "x"), "--format", "torchscript"]
-    assert main(words) == 1
+    out = str(tmp_path / "x")
+    assert main(["export", str(photo_run), "--out", out, "--format", "torchscript"]) == 1
     captured = capsys.readouterr()
-    assert "what was exported differs from the model by" in captured.err
+    assert "the exported model differs from the original by" in captured.err
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_is_always_sure_is_compared_too(tmp_path):
-    """Where all probabilities are 0 or 1, wrong pixels would not show in them."""
+def test_confident_models_are_compared_by_log_probabilities(tmp_path):
+    """If all probabilities are 0 or 1, they do not show whether the pixels are right."""
     sure = make_model(tmp_path, "small-cnn")
     with torch.no_grad():
         sure.network.classifier.bias[0] += 40
@@ -320,21 +322,21 @@ def test_a_model_that_is_always_sure_is_compared_too(tmp_path):
     assert compare(path, "torchscript", sure) < 1e-5
     with torch.no_grad():
         sure.network.classifier.weight *= 1.2
-    with pytest.raises(ExportError, match="differs from the model"):
+    with pytest.raises(ExportError, match="differs from the original"):
         compare(path, "torchscript", sure)
 
 
-def test_a_network_that_cannot_be_exported(photo_run, tmp_path, monkeypatch):
+def test_network_that_cannot_be_exported(photo_run, tmp_path, monkeypatch):
     def fail(self, images):
         raise NotImplementedError("no such thing")
 
     monkeypatch.setattr(export.Deployed, "forward", fail)
-    with pytest.raises(ExportError, match=r"small-cnn cannot be exported so .*try --format"):
+    with pytest.raises(ExportError, match=r"small-cnn cannot be exported .*try --format"):
         export_run(photo_run, tmp_path / "x", "torchscript")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_silence_ends():
+def test_warnings_return_after_silence():
     with export.silence():
         warnings.warn("unheard", stacklevel=1)
     with pytest.warns(UserWarning, match="heard"):

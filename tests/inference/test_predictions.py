@@ -1,4 +1,4 @@
-"""Predictions of image files."""
+"""Predictions for image files."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def model(photo_run):
 
 @pytest.fixture
 def broken(tmp_path, photo_folder):
-    """A folder with two images, an empty file, one cut short, and a text."""
+    """A folder with two images, an empty file, a truncated image and a text file."""
     folder = tmp_path / "some" / "images"
     folder.mkdir(parents=True)
     source = next((photo_folder / "test" / "übel").glob("*.jpg")).read_bytes()
@@ -41,8 +41,8 @@ def rows_of(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def call(*words, capsys):
-    code = main([str(word) for word in words])
+def call(*arguments, capsys):
+    code = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -51,7 +51,7 @@ def call(*words, capsys):
 
 
 @pytest.mark.parametrize("size", [1, 5, 256])
-def test_files_are_read_and_classified_as_one_by_one(model, photo_folder, monkeypatch, size):
+def test_batches_do_not_change_predictions(model, photo_folder, monkeypatch, size):
     monkeypatch.setattr(predictions, "AT_ONCE", size)
     paths = sorted(path for path in (photo_folder / "test").rglob("*") if path.is_file())
     table = model.predict_files(photo_folder / "test", probabilities=True)
@@ -63,13 +63,13 @@ def test_files_are_read_and_classified_as_one_by_one(model, photo_folder, monkey
     np.testing.assert_allclose(table["probability"], wanted.max(1), atol=1e-6)
 
 
-def test_what_is_no_path_is_refused(model):
+def test_values_that_are_not_paths_are_refused(model):
     for images in (5, [5]):
         with pytest.raises(InputError, match=r"images (must be paths, not int|5: no usable path)"):
             model.predict_files(images)
 
 
-def test_the_most_likely_classes_come_in_order(model, photo_folder):
+def test_most_likely_classes_are_sorted(model, photo_folder):
     table = model.predict_files([photo_folder / "test"], top=3)
     p = table[["probability", "probability_2", "probability_3"]].to_numpy()
     assert (np.diff(p, axis=1) <= 0).all()
@@ -78,7 +78,7 @@ def test_the_most_likely_classes_come_in_order(model, photo_folder):
         assert set(row) == set(model.classes)
 
 
-def test_only_a_few_batches_are_in_memory(monkeypatch, tmp_path):
+def test_few_batches_are_in_memory_at_once(monkeypatch, tmp_path):
     began, lock = [], threading.Lock()
 
     def read(self, path):
@@ -95,19 +95,19 @@ def test_only_a_few_batches_are_in_memory(monkeypatch, tmp_path):
     assert (done, set(began)) == (40, set(paths))
 
 
-def test_files_that_cannot_be_read_are_left_out_with_a_warning(model, broken):
+def test_unreadable_files_are_skipped_with_a_warning(model, broken):
     with pytest.warns(UserWarning, match=r"3 of 5 files cannot be read .*empty.png, empty file"):
         table = model.predict_files(broken)
     assert [path.rsplit("/", 1)[1] for path in table["path"]] == ["also good.JPG", "good"]
 
 
-def test_grey_and_see_through_files_fit_a_model_of_colours(model, tmp_path):
+def test_files_of_any_mode_fit_a_colour_model(model, tmp_path):
     for mode in ("L", "RGBA", "P", "I;16", "1"):
         Image.new(mode, (33, 21)).save(tmp_path / f"{mode.replace(';', '')}.png")
     assert len(model.predict_files(tmp_path)) == 5
 
 
-def test_a_run_hands_its_model_over(photo_run, photo_folder):
+def test_loaded_run_has_a_model(photo_run, photo_folder):
     run = pl.load(photo_run)
     table = run.model.predict_files(next((photo_folder / "test").rglob("*.png")))
     assert list(table) == ["path", "label", "probability"]
@@ -116,7 +116,7 @@ def test_a_run_hands_its_model_over(photo_run, photo_folder):
 # -------------------------------------------------------------------------------- command line
 
 
-def test_a_table(photo_run, photo_folder, model, capsys):
+def test_csv_on_standard_output(photo_run, photo_folder, model, capsys):
     code, out, err = call("predict", photo_run, photo_folder / "test", capsys=capsys)
     assert (code, err) == (0, "")
     rows = rows_of(out)
@@ -129,9 +129,9 @@ def test_a_table(photo_run, photo_folder, model, capsys):
     )
 
 
-def test_every_class_has_a_column(photo_run, photo_folder, model, capsys):
-    words = ["--probabilities", "--top", "2"]
-    _, out, _ = call("predict", photo_run, photo_folder / "test", *words, capsys=capsys)
+def test_probabilities_add_one_column_per_class(photo_run, photo_folder, model, capsys):
+    options = ["--probabilities", "--top", "2"]
+    _, out, _ = call("predict", photo_run, photo_folder / "test", *options, capsys=capsys)
     rows = rows_of(out)
     more = ["label_2", "probability_2", *(f"p_{name}" for name in model.classes)]
     assert list(rows[0]) == ["path", "label", "probability", *more]
@@ -140,9 +140,9 @@ def test_every_class_has_a_column(photo_run, photo_folder, model, capsys):
         assert row[f"p_{row['label_2']}"] == row["probability_2"]
 
 
-def test_lines_of_json(photo_run, photo_folder, model, tmp_path, capsys):
-    words = ["--probabilities", "--top", "2", "--out", tmp_path / "x.jsonl"]
-    code, out, err = call("predict", photo_run, photo_folder / "test", *words, capsys=capsys)
+def test_jsonl_output(photo_run, photo_folder, model, tmp_path, capsys):
+    options = ["--probabilities", "--top", "2", "--out", tmp_path / "x.jsonl"]
+    code, out, err = call("predict", photo_run, photo_folder / "test", *options, capsys=capsys)
     assert (code, out, err) == (0, "", "")
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert len(lines) == 12
@@ -153,49 +153,49 @@ def test_lines_of_json(photo_run, photo_folder, model, tmp_path, capsys):
         assert tuple(line["probabilities"]) == model.classes
 
 
-def test_broken_files_are_told_of(photo_run, broken, capsys):
+def test_unreadable_files_are_reported(photo_run, broken, capsys):
     code, out, err = call("predict", photo_run, broken, capsys=capsys)
     assert code == 0
     assert len(rows_of(out)) == 2
-    assert "empty.png: left out (empty file)" in err
-    assert err.endswith("notice: 3 of 5 files cannot be read and are left out\n")
+    assert "empty.png: skipped (empty file)" in err
+    assert err.endswith("notice: 3 of 5 files cannot be read and are skipped\n")
     assert err.count("\n") == 4
     code, _, err = call("predict", photo_run, broken, "--quiet", capsys=capsys)
     assert (code, err) == (0, "")
 
 
-def test_nothing_but_broken_files(photo_run, broken, tmp_path, capsys):
-    words = [broken / "images" / "text.jpg", "--out", tmp_path / "x.csv", "--quiet"]
-    code, out, err = call("predict", photo_run, *words, capsys=capsys)
+def test_no_readable_file_is_an_error(photo_run, broken, tmp_path, capsys):
+    arguments = [broken / "images" / "text.jpg", "--out", tmp_path / "x.csv", "--quiet"]
+    code, out, err = call("predict", photo_run, *arguments, capsys=capsys)
     assert (code, out) == (2, "")
     assert "no image can be read (the first of 1 files: " in err
     assert [path.name for path in tmp_path.iterdir()] == ["some"]
 
 
-def test_a_file_is_replaced_only_with_force(photo_run, photo_folder, tmp_path, capsys):
+def test_file_is_overwritten_only_with_force(photo_run, photo_folder, tmp_path, capsys):
     out = tmp_path / "x.csv"
     out.write_text("mine")
-    words = ["predict", photo_run, photo_folder / "test", "--out", out]
-    code, _, err = call(*words, capsys=capsys)
+    arguments = ["predict", photo_run, photo_folder / "test", "--out", out]
+    code, _, err = call(*arguments, capsys=capsys)
     assert code == 2
-    assert f"--out {out}: exists already; add --force to replace it" in err
+    assert f"--out {out}: exists already; add --force to overwrite it" in err
     assert out.read_text() == "mine"
-    assert call(*words, "--force", capsys=capsys)[0] == 0
+    assert call(*arguments, "--force", capsys=capsys)[0] == 0
     assert len(pd.read_csv(out)) == 12
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_an_interrupt_leaves_nothing(photo_run, photo_folder, tmp_path, capsys, monkeypatch):
+def test_interrupt_leaves_no_file(photo_run, photo_folder, tmp_path, capsys, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(predictions, "as_table", interrupted)
-    words = ["predict", photo_run, photo_folder / "test", "--out", tmp_path / "x.csv"]
-    assert call(*words, capsys=capsys)[0] == 130
+    arguments = ["predict", photo_run, photo_folder / "test", "--out", tmp_path / "x.csv"]
+    assert call(*arguments, capsys=capsys)[0] == 130
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_names_files(photo_run, photo_folder, tmp_path, capsys):
+def test_table_of_files(photo_run, photo_folder, tmp_path, capsys):
     files = sorted((photo_folder / "test" / "a cat").iterdir())
     pd.DataFrame({"path": [str(file) for file in files]}).to_csv(tmp_path / "t.csv")
     _, out, _ = call("predict", photo_run, tmp_path / "t.csv", capsys=capsys)
@@ -205,15 +205,17 @@ def test_a_table_names_files(photo_run, photo_folder, tmp_path, capsys):
     assert (code, "u.csv: has no column path" in err) == (2, True)
 
 
-def test_the_best_model_and_a_model_alone(photo_run, photo_folder, capsys):
+def test_best_model_and_model_files(photo_run, photo_folder, capsys):
     texts = {}
-    for words in (
+    for arguments in (
         (photo_run,),
         (photo_run, "--best"),
         (photo_run / "best.safetensors",),
         (photo_run / "model.safetensors",),
     ):
-        code, texts[words], _ = call("predict", *words, photo_folder / "test", capsys=capsys)
+        code, texts[arguments], _ = call(
+            "predict", *arguments, photo_folder / "test", capsys=capsys
+        )
         assert code == 0
     last, best, best_file, last_file = texts.values()
     assert (last, best) == (last_file, best_file)
@@ -222,7 +224,7 @@ def test_the_best_model_and_a_model_alone(photo_run, photo_folder, capsys):
 BAD = {
     "no images": (["RUN"], "IMAGES"),
     "missing image": (["RUN", "no.jpg"], "no.jpg: no such file or folder"),
-    "empty folder": (["RUN", "empty"], "empty: holds no files"),
+    "empty folder": (["RUN", "empty"], "empty: contains no files"),
     "no run": (["nowhere", "PHOTOS"], "nowhere: no such run"),
     "not a run": (["PHOTOS", "PHOTOS"], "neither a run folder nor one with a model.safetensors"),
     "not a model": (["text.txt", "PHOTOS"], "text.txt: not a model of pseudoloss"),
@@ -230,7 +232,7 @@ BAD = {
     "no top": (["RUN", "PHOTOS", "--top", "0"], "--top 0: must be 1 to 3"),
     "device": (["RUN", "PHOTOS", "--device", "abacus"], "--device abacus"),
     "out is a folder": (["RUN", "PHOTOS", "--out", "empty", "--force"], "--out empty: is a folder"),
-    "out is nowhere": (["RUN", "PHOTOS", "--out", "no/x.csv"], "there is no folder no"),
+    "out is nowhere": (["RUN", "PHOTOS", "--out", "no/x.csv"], "no such folder: no"),
     "format": (["RUN", "PHOTOS", "--format", "xml"], "--format"),
     "best of a file": (
         ["RUN/model.safetensors", "PHOTOS", "--best"],
@@ -240,22 +242,22 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name, photo_run, photo_folder, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_one_line(name, photo_run, photo_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("x" * 20)
-    words, message = BAD[name]
-    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photo_folder)) for w in words]
+    given, message = BAD[name]
+    filled = [w.replace("RUN", str(photo_run)).replace("PHOTOS", str(photo_folder)) for w in given]
     code, out, err = call("predict", *filled, capsys=capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "text.txt"]
 
 
-def test_runs_without_a_best_epoch_and_unfinished_ones(npz, tmp_path, tiny_settings):
+def test_model_of_a_run_without_best_epoch_or_unfinished(npz, tmp_path, tiny_settings):
     pl.train(str(npz()), tmp_path / "run", quiet=True, **tiny_settings)
-    with pytest.raises(InputError, match=r"--best: .* had no images to test on"):
+    with pytest.raises(InputError, match=r"--best: "):
         open_model(tmp_path / "run", best=True)
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(InputError, match="the run is not finished"):
+    with pytest.raises(InputError, match="not finished"):
         open_model(tmp_path / "run")

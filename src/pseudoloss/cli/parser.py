@@ -1,6 +1,7 @@
-"""Flags of the commands: how words become values, and errors of one line."""
+"""The argument parser of the commands, and readers of option values."""
 
 import argparse
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -9,27 +10,36 @@ from pseudoloss.errors import InputError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, in the words of the flag."""
+    """An argument parser that raises `InputError`, with one line that names the argument.
 
-    def __init__(self, name: str, command: Callable[[list[str]], None]) -> None:
+    Args:
+        name: name of the command.
+        command: its function; the docstring is the description in the help.
+        examples: command lines for the end of the help.
+    """
+
+    def __init__(
+        self, name: str, command: Callable[[list[str]], None], examples: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(
             prog=f"pseudoloss {name}",
-            description="\n".join(line.strip() for line in (command.__doc__ or "").splitlines()),
+            description=inspect.cleandoc(command.__doc__ or ""),
+            epilog="\n  ".join(("examples:", *examples)) if examples else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             add_help=False,
         )
-        self.add_argument("-h", "--help", action="help", help="show this and exit")
+        self.add_argument("-h", "--help", action="help", help="show this help and exit")
 
-    def parse(self, words: list[str]) -> argparse.Namespace:
-        args, unknown = self.parse_known_args([_dashed(word) for word in words])
+    def parse(self, arguments: list[str]) -> argparse.Namespace:
+        args, unknown = self.parse_known_args([_with_dashes(argument) for argument in arguments])
         if unknown:
-            word = unknown[0].partition("=")[0]
-            known = [name for name in self._option_string_actions if name.startswith("--")]
-            what = "option" if word.startswith("-") else "argument"
-            hint = did_you_mean(word, known) if what == "option" else ""
+            first = unknown[0].partition("=")[0]
+            options = [name for name in self._option_string_actions if name.startswith("--")]
+            kind = "option" if first.startswith("-") else "argument"
+            hint = did_you_mean(first, options) if kind == "option" else ""
             hint = hint if hint.startswith("; did") else f" (see {self.prog} --help)"
-            raise InputError(f"{word}: no such {what}{hint}")
+            raise InputError(f"{first}: no such {kind}{hint}")
         return args
 
     def error(self, message: str) -> NoReturn:
@@ -37,14 +47,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_several(parser: Parser, name: str, metavar: str, text: str) -> None:
-    """An option that takes several words, and may be given again."""
+    """Add an option that takes several values and may be repeated."""
     parser.add_argument(name, nargs="+", action="extend", default=[], metavar=metavar, help=text)
 
 
-def as_argument(hint: Any) -> dict[str, Any]:
-    """What argparse has to know of a setting with this type to read it."""
+def argument_for(hint: Any) -> dict[str, Any]:
+    """Arguments of `add_argument` for an option of this type."""
     choices = get_args(hint)
-    if choices and isinstance(choices[0], str):
+    if choices and isinstance(choices[0], str):  # a Literal
         return {"choices": choices}
     kind, optional = choices[0] if choices else hint, type(None) in choices
     if kind is bool:
@@ -54,57 +64,57 @@ def as_argument(hint: Any) -> dict[str, Any]:
     read, metavar = readers[kind]
     if optional:
         return {
-            "type": lambda word: None if word.lower() == "none" else read(word),
+            "type": lambda text: None if text.lower() == "none" else read(text),
             "metavar": metavar,
         }
     return {"type": read, "metavar": metavar}
 
 
-def whole(word: str) -> int:
+def whole(text: str) -> int:
     try:
-        return int(word)
+        return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {word}") from None
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text}") from None
 
 
-def number(word: str) -> float:
+def number(text: str) -> float:
     try:
-        return float(word)
+        return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {word}") from None
+        raise argparse.ArgumentTypeError(f"must be a number, not {text}") from None
 
 
-def duration(word: str) -> float:
+def duration(text: str) -> float:
     """Minutes, from 90s, 30m, 2h or a number of minutes."""
     units = {"s": 1 / 60, "m": 1.0, "h": 60.0}
-    amount, unit = (word[:-1], word[-1]) if word[-1:] in units else (word, "m")
+    amount, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "m")
     try:
         minutes = float(amount) * units[unit]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a time such as 30m or 2h, not {word}") from None
+        raise argparse.ArgumentTypeError(f"must be a time such as 30m or 2h, not {text}") from None
     if not 0 < minutes < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a time above 0, not {word}")
+        raise argparse.ArgumentTypeError(f"must be a time above 0, not {text}")
     return minutes
 
 
-def path(word: str) -> Path:
-    """A path. Nothing (a variable of the shell that is not set) is not the current folder."""
-    if not word:
+def path(text: str) -> Path:
+    """A path. An empty string (an unset shell variable, say) must not mean the current folder."""
+    if not text:
         raise argparse.ArgumentTypeError("is empty")
-    return Path(word)
+    return Path(text)
 
 
-def _dashed(word: str) -> str:
-    """--batch_size is --batch-size."""
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+def _with_dashes(argument: str) -> str:
+    """--batch_size is accepted as --batch-size."""
+    name, equals, value = argument.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if argument.startswith("--") else argument
 
 
-def peek(words: list[str], name: str) -> str | None:
-    """The value of a flag, before the words are parsed properly."""
-    for i, word in enumerate(words):
-        if word == name:
-            return words[i + 1] if i + 1 < len(words) else None
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
+def peek(arguments: list[str], name: str) -> str | None:
+    """The value of an option, before the arguments are parsed."""
+    for i, argument in enumerate(arguments):
+        if argument == name:
+            return arguments[i + 1] if i + 1 < len(arguments) else None
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
     return None

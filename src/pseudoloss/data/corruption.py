@@ -14,7 +14,7 @@ import torch
 from pseudoloss.data import label_files
 from pseudoloss.data import pools as pool
 from pseudoloss.data.images import OUT, ImageFiles, ImageSet
-from pseudoloss.errors import InputError, did_you_mean
+from pseudoloss.errors import InputError, name_hint
 
 BLOCK = 5  # classes that asymmetric-blocks takes together
 
@@ -120,7 +120,7 @@ def _rate(noise: str, words: str) -> tuple[str, float]:
     kind, _, number = words.partition(":")
     if kind not in (*KINDS, "out"):
         known = (*KINDS, "out", "human", "labels")
-        raise InputError(f"--corrupt {noise}: no such noise{did_you_mean(kind, known)}")
+        raise InputError(f"--corrupt {noise}: no such noise{name_hint(kind, known)}")
     try:
         rate = float(number)
     except ValueError:

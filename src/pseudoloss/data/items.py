@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pseudoloss.data.decoding import UnreadableError, content_of
 from pseudoloss.data.images import to_pixels
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, reason
 
 
 class Rows:
@@ -28,8 +28,7 @@ class Rows:
         except InputError:
             raise
         except Exception as error:  # the set's own code raises whatever it likes
-            reason = " ".join(str(error).split())[:200]
-            raise UnreadableError(reason or type(error).__name__) from None
+            raise UnreadableError(reason(error)) from None
 
     def content(self, i: int) -> bytes | Image.Image:
         """The image of the item at an index, where an item is an image."""

@@ -9,11 +9,12 @@ import torch
 from pseudoloss.data.images import ImageSet, check_trainable
 from pseudoloss.data.pickles import read_arrays
 from pseudoloss.data.sources.table import read_rows, texts
-from pseudoloss.errors import InputError, did_you_mean
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, did_you_mean, name_hint
+from pseudoloss.files import at_home
 
 HUMAN_DEFAULTS = ("noisy_label", "worse_label")  # of CIFAR-100N, of CIFAR-10N
 LABELS = ("label", "given_label")  # columns of a table; the second is that of labels.csv
+MAX_LISTED = 20  # classes that an error lists
 HELD_OUT = -1  # the place of an image that is not trained on
 OWNERS = "the owners of CIFAR-N publish its files at http://www.noisylabels.com"
 
@@ -31,7 +32,7 @@ def human(images: ImageSet, file: str, name: str | None, where: str) -> ImageSet
         name = next((key for key in HUMAN_DEFAULTS if key in content), HUMAN_DEFAULTS[0])
     for key in ("clean_label", name):
         if key not in content:
-            raise InputError(f"{where}: has no {key}{did_you_mean(key, known)}")
+            raise InputError(f"{where}: has no {key}{name_hint(key, known)}")
     clean, given = (
         _whole(content[key], images, f"{where}: {key}") for key in ("clean_label", name)
     )
@@ -123,8 +124,7 @@ def _labels(labels: list[str], classes: tuple[str, ...], where: str) -> np.ndarr
     known = max(by_name, by_number, key=lambda known: sum(label in known for label in labels))
     for row, label in enumerate(labels, 1):
         if label not in known:
-            hint = did_you_mean(label, known)
-            hint = hint if len(hint) < 200 else ""
+            hint = (did_you_mean if len(known) > MAX_LISTED else name_hint)(label, known)
             raise InputError(f"{where}: row {row}: {label} is no class{hint}")
     return np.array([known[label] for label in labels], dtype=np.int64)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, reason
 
 ZIP = b"PK\x03\x04"  # how an archive begins; where it lies is written at its end
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # how torch's files began before they were zip archives
@@ -39,13 +39,13 @@ def read_arrays(path: Path, where: str, owners: str) -> dict[str, Any]:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"{where}: {path} cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{where}: {path} cannot be read ({reason(error)})") from None
     except RefusedError as error:
         raise InputError(
             f"{where}: {path} holds more than NumPy arrays ({error}), and is not opened"
         ) from None
     except Exception as error:  # a damaged pickle raises whatever it likes
-        raise InputError(f"{where}: {path} is damaged ({_reason(error)}); {owners}") from None
+        raise InputError(f"{where}: {path} is damaged ({reason(error)}); {owners}") from None
     return _named(found, path, where)
 
 
@@ -145,7 +145,3 @@ class _Unpickler(pickle.Unpickler):
 
 def _load(file: Any) -> Any:
     return _Unpickler(file, encoding="latin1").load()
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -19,8 +19,8 @@ from pseudoloss.data.items import as_content
 from pseudoloss.data.scanning import for_each, no_progress
 from pseudoloss.data.sources.folder import images_below
 from pseudoloss.data.sources.imagenet32 import HOME, SIZE, batch_files, read_batch
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, reason
+from pseudoloss.files import at_home
 
 POOL = (
     "a pool is a folder of images (such as Places365, which its owners publish at "
@@ -74,7 +74,7 @@ def draw(
     return torch.from_numpy(pixels_NCHW)
 
 
-def look_for(pool: str) -> None:
+def check_exists(pool: str) -> None:
     """Refuse a pool that is not there. No image is read."""
     path, where = _path(pool), f"--pool {pool}"
     if path.is_dir():
@@ -116,9 +116,9 @@ def _array(path: Path, where: str) -> tuple[int, Choose]:
         if not isinstance(images, np.ndarray):
             raise ValueError("an archive of several")
     except Exception as error:  # a damaged file raises whatever it likes
-        reason = str(error).partition("\n")[0]
-        reason = "" if "pickle" in reason else f" ({reason})"  # NumPy would have it read unsafely
-        raise InputError(f"{where}: not a .npy file of one plain array{reason}") from None
+        # NumPy suggests to load pickled data unsafely, which we do not pass on.
+        why = "" if "pickle" in str(error) else f" ({reason(error)})"
+        raise InputError(f"{where}: not a .npy file of one plain array{why}") from None
     if images.ndim not in (3, 4):
         shape = ",".join(map(str, images.shape))
         raise InputError(f"{where}: must be an array of N,H,W or N,H,W,C, not of shape {shape}")

@@ -35,6 +35,7 @@ from pseudoloss.data.decoding import (
 )
 from pseudoloss.data.images import OUT, Data, ImageFiles, ImageSet, held_out, in_order
 from pseudoloss.errors import InputError
+from pseudoloss.reading import ReadOptions as ReadOptions
 
 LARGE = 64  # pixels: images whose shorter side is longer than this are photographs
 MOST_OF_THE_MEMORY = 0.5  # share of the free memory that decoded images may take
@@ -46,43 +47,6 @@ Progress = Callable[[str, int, int], None]  # what is done, how many of how many
 
 def no_progress(what: str, done: int, total: int) -> None:
     """Tells nothing."""
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How a source is to be read. Written to config.json, as it belongs to the source.
-
-    Attributes:
-        test: another source, whose labels are right, to measure accuracy on.
-        hold_out: the share of images that is held out for that where the source has no part for it.
-            None: a tenth of image files, and nothing of arrays.
-        strict: refuse files that cannot be read, instead of leaving them out.
-        fit: how images of other shapes become squares; see `Reader`.
-        columns: names of the columns of a table: path, label and split.
-    """
-
-    test: str | None = None
-    hold_out: float | None = None
-    strict: bool = False
-    fit: Literal["crop", "stretch"] = "crop"
-    path_column: str = "path"
-    label_column: str = "label"
-    split_column: str = "split"
-
-    def __post_init__(self) -> None:
-        share = self.hold_out
-        if share is not None and not (isinstance(share, int | float) and 0 <= share < 1):
-            raise InputError(f"--hold-out must be a number from 0 to below 1, not {share!r}")
-        if not isinstance(self.strict, bool):
-            raise InputError(f"--strict must be True or False, not {self.strict!r}")
-        if isinstance(self.test, Path):
-            object.__setattr__(self, "test", str(self.test))
-        for name in ("test", "path_column", "label_column", "split_column"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and not (name == "test" and value is None):
-                raise InputError(f"--{name.replace('_', '-')} must be text, not {value}")
-        if self.fit not in ("crop", "stretch"):
-            raise InputError(f"--fit must be crop or stretch, not {self.fit}")
 
 
 @dataclass(frozen=True)
@@ -120,11 +84,11 @@ class Recipe(NamedTuple):
     preset: str
 
 
-class Parts(NamedTuple):
-    """The images of a source by part, none looked at yet."""
+class FileSource(NamedTuple):
+    """A source of images that have not been scanned yet."""
 
-    name: str  # of the source
-    listed: dict[str, LabelledFiles]  # "train" and, if they are there, "val" and "test"
+    name: str
+    splits: dict[str, LabelledFiles]  # "train" and, if they exist, "val" and "test"
     recipe: Recipe | None = None
 
 
@@ -251,12 +215,12 @@ class ScannedSource:
         return data, tuple(skipped)
 
 
-def list_files(
-    source: Parts, options: ReadOptions, seed: int, progress: Progress = no_progress
+def scan(
+    source: FileSource, options: ReadOptions, seed: int, progress: Progress = no_progress
 ) -> ScannedSource:
-    """A listing of the parts of a source.
+    """Read the file headers of a source.
 
-    Files whose headers cannot be read are left out. Accuracy is measured on "val", else on "test",
+    Files whose headers cannot be read are skipped. Accuracy is measured on "val", else on "test",
     else on images that are held out of "train".
     """
     name, parts, recipe = source

@@ -39,7 +39,7 @@ def model_weights(trainer: Trainer, tensors: Mapping[str, Tensor]) -> dict[str, 
     if len(roles) == 1:
         return _below(tensors, f"networks.{roles[0]}.")
     return {
-        f"members.{i}.{name}": tensor
+        f"{i}.{name}": tensor
         for i, role in enumerate(roles)
         for name, tensor in _below(tensors, f"networks.{role}.").items()
     }

@@ -4,10 +4,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from pseudoloss import __version__
 from pseudoloss.config import as_flag
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.nn.devices import device_name
+from pseudoloss.version import __version__
 
 
 def introduction(trainer: Trainer, epochs_done: int) -> str:
@@ -129,14 +129,6 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
     if path is not None:
         lines.append(f"  written    {path}/: labels.csv, model.safetensors, summary.json, …")
     return "\n".join(lines)
-
-
-def what_next(path: Path) -> str:
-    return (
-        f"Next: open {path}/labels.csv (one row per image; sort it by label_score), or in Python:\n"
-        f'  import pseudoloss as pl; pl.load("{path}").model.predict(images)\n'
-        f"Classify files: pseudoloss predict {shlex.quote(str(path))} photo.jpg folder/"
-    )
 
 
 def duration(seconds: float) -> str:

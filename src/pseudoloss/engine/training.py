@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -38,15 +38,15 @@ from pseudoloss.engine.loop import Limits, fit
 from pseudoloss.engine.randomness import isolated_torch
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import BusyError, InputError, TrainingError
+from pseudoloss.files import as_path, at_home
 from pseudoloss.nn.devices import choose_device, using
 from pseudoloss.nn.networks import check_weights
-from pseudoloss.paths import as_path, at_home
 from pseudoloss.presets import HUMAN, Request, request
 from pseudoloss.progress import Reporter, SilentReporter, TerminalReporter
+from pseudoloss.reading import READ_OPTIONS
 from pseudoloss.runs import Recorded, Run, RunFolder, load
 
 MARGIN = 0.9  # share of --time that is planned for: an estimate can be wrong
-READ_OPTIONS = tuple(option.name for option in fields(ReadOptions))
 
 
 def train(

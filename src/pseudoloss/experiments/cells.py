@@ -120,12 +120,12 @@ class Job:
         """Refuse data that are not where --data says."""
         kind, colon, _ = self.source.partition(":")
         if colon:
-            _look(sources.look_for, self.source, f"--data {kind}={places[kind]}", self.source)
+            _look(sources.check_exists, self.source, f"--data {kind}={places[kind]}", self.source)
         if self.cell.pool:
             place = self.changes["pool"]
             named = place == places[self.cell.pool]
             flag = f"--data {self.cell.pool}={place}" if named else f"--set pool={place}"
-            _look(pools.look_for, place, flag, f"--pool {place}")
+            _look(pools.check_exists, place, flag, f"--pool {place}")
 
     def make_room(self) -> None:
         """The folder that its own is to be in, or an error that names --out."""
@@ -152,7 +152,7 @@ def kind_of(source: str) -> tuple[str, float | None]:
     """A source without its place: its kind and, where the source says it, the share of noise."""
     kind, _, place = source.partition(":")
     try:
-        return kind, float(place.rpartition(":")[2]) if kind in sources.PLACES else None
+        return kind, float(place.rpartition(":")[2]) if kind in sources.WITH_NOISE_RATIO else None
     except ValueError:
         return kind, None
 

@@ -16,7 +16,7 @@ from pseudoloss.data.storage import place
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.inference import evaluation, predictions
-from pseudoloss.inference.ensemble import Ensemble
+from pseudoloss.inference.ensemble import AnyNetwork, Ensemble
 from pseudoloss.inference.passes import predict
 from pseudoloss.nn import networks
 from pseudoloss.nn.devices import using
@@ -26,26 +26,26 @@ from pseudoloss.nn.views import Views, make_views
 
 @dataclass(frozen=True)
 class Description:
-    """What must be known to build a network again and to show it images as in training."""
+    """What is needed to build the network again and to preprocess images as in training."""
 
     network: str
     classes: tuple[str, ...]
     channels: int
-    stored: tuple[int, int]  # pixels of an image
-    size: tuple[int, int]  # ... of which the network sees
+    stored: tuple[int, int]  # height and width of an image
+    size: tuple[int, int]  # height and width of its centre crop, the input of the network
     mean: tuple[float, ...]
     std: tuple[float, ...]
     projection: int
-    fit: Fit = "stretch"  # how files of other shapes become such images
-    members: int = 1  # networks that predict together
+    fit: Fit = "stretch"  # how image files of other shapes become such images
+    members: int = 1  # number of networks; more than one are an `Ensemble`
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network with its views and the names of its classes."""
+    """A network with its preprocessing and the names of its classes."""
 
     description: Description
-    network: Network | Ensemble
+    network: AnyNetwork
     views: Views
 
     @property
@@ -54,11 +54,14 @@ class Model:
 
     @property
     def reader(self) -> Reader:
-        """How image files are read for it, as in training."""
+        """Reads image files as in training."""
         return Reader(self.description.channels, self.description.stored, self.description.fit)
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """Probability of each class (N,C) for new images, given as they were to training."""
+        """Probability of each class (N,C), for arrays of images in any layout that training takes.
+
+        The images must have the size and the channels of the training images.
+        """
         pixels = to_pixels(images, "images")
         wanted = (self.description.channels, *self.description.stored)
         if pixels.shape[1:] != wanted:
@@ -68,25 +71,28 @@ class Model:
             return np.empty((0, len(self.classes)))
         device = self.views.mean_C.device
         with using(device):
-            there = place(pixels, device, "host")
-            logits = [part.cpu().double() for part in predict(self.network, self.views, there)]
+            stored = place(pixels, device, "host")
+            logits = [chunk.cpu().double() for chunk in predict(self.network, self.views, stored)]
         return np.asarray(torch.cat(logits).softmax(1))
 
     def predict(self, images: Any) -> np.ndarray:
-        """Name of the most likely class of each image."""
+        """Name of the most likely class of each image (see `predict_proba`)."""
         names = np.array(self.classes, dtype=object)
         return np.asarray(names[self.predict_proba(images).argmax(1)])
 
     def predict_files(
         self, images: str | Path | Sequence[str | Path], top: int = 1, probabilities: bool = False
     ) -> pd.DataFrame:
-        """What it says of image files and of the files in folders, a row each: `path`, `label`,
-        `probability`. Files that cannot be read are left out, with a warning.
+        """Classify image files. Files that cannot be read are skipped with a warning.
 
         Args:
-            images: a file or a folder, or several of them.
-            top: how many of the most likely classes to name (`label_2`, `probability_2`, …).
+            images: a file, a folder (searched recursively) or a table with a column `path`; or
+                several of them.
+            top: number of most likely classes to list (`label_2`, `probability_2`, …).
             probabilities: add a column `p_CLASS` for every class.
+
+        Returns:
+            One row per file: `path`, `label`, `probability`.
         """
         several = [images] if isinstance(images, str | Path) else images
         return predictions.predict_files(self, several, top, probabilities)
@@ -94,17 +100,22 @@ class Model:
     def evaluate(
         self, source: Source, part: evaluation.Part | None = None
     ) -> evaluation.Evaluation:
-        """How right it is on a source with labels, as `pseudoloss evaluate` says it."""
+        """Compare the predictions with the labels of a source, as `pseudoloss evaluate` does.
+
+        Args:
+            source: as for `train`.
+            part: split of the source: "train", "val" or "test". None: test, else val, else all.
+        """
         return evaluation.evaluate(self, source, part)
 
     def save(self, path: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write the model; with `weights`, as it was when they were copied."""
+        """Write the model to a file; with `weights` instead of the current ones if given."""
         current = self.network.state_dict() if weights is None else weights
         write_safetensors(path, current, vars(self.description))
 
 
 def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
-    """The model in a safetensors file of a run folder; it computes in float32."""
+    """Load a model from a safetensors file. It computes in float32."""
     try:
         tensors, record = from_safetensors(path)
         fields: dict[str, Any] = {
@@ -112,21 +123,31 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
             for key, value in dict(record).items()
         }
         description = Description(**fields)
-        members = [
-            networks.build(
-                description.network,
-                channels=description.channels,
-                size=description.size,
-                classes=len(description.classes),
-                projection=description.projection,
-            )
-            for _ in range(description.members)
-        ]
-        network = members[0] if len(members) == 1 else Ensemble(members)
+        network = build_network(description)
         network.load_state_dict(tensors)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
     network.to(device).eval()
     mean, std = description.mean, description.std
-    return Model(description, network, make_views(mean, std, description.size, 0, False, device))
+    views = make_views(mean, std, description.size, pad=0, flip=False, device=device)
+    return Model(description, network, views)
+
+
+def build_network(description: Description) -> AnyNetwork:
+    """The network of a description, with random weights."""
+
+    def build() -> Network:
+        return networks.build(
+            description.network,
+            channels=description.channels,
+            size=description.size,
+            classes=len(description.classes),
+            projection=description.projection,
+        )
+
+    if description.members == 1:
+        return build()
+    if description.members < 1:
+        raise ValueError(f"members is {description.members}")
+    return Ensemble([build() for _ in range(description.members)])

@@ -1,50 +1,50 @@
-"""Passes over images without gradients, one chunk after another.
+"""Passes over many images without gradients, chunk by chunk, in evaluation mode.
 
-Shapes: N images, B of them at a time, C classes, D dimensions of the contrastive space.
+Shapes: N images, B of them in a chunk, C classes, D dimensions of the contrastive space.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.data.storage import ImageParts
+from pseudoloss.inference.ensemble import AnyNetwork
 from pseudoloss.nn.views import Views
 
-PIXELS_AT_ONCE = 2**21  # of a channel, in one pass without gradients
-LARGE = 2**35  # bytes of memory of a large GPU
+PIXELS_AT_ONCE = 2**21  # pixels of a chunk, per channel
+LARGE = 2**35  # bytes of GPU memory from which on chunks are twice as large
 
 
 @torch.no_grad()
-def predict(network: Any, views: Views, images: ImageParts) -> Iterator[Tensor]:
-    """Logits of the plain views, in evaluation mode, for one chunk of images after another.
+def predict(network: AnyNetwork, views: Views, pixels: ImageParts) -> Iterator[Tensor]:
+    """Logits (B,C) of the plain views of one chunk after another.
 
-    A single image is shown twice: libraries compute a batch of one with other kernels, which round
-    differently, and a prediction must not depend on what else is predicted.
+    A single image is passed twice: libraries use other kernels for a batch of one, which round
+    differently, and a prediction must not depend on the other images.
     """
     with network.frozen():
-        for images_BCHW in images.parts(images_at_once(views)):
-            alone = len(images_BCHW) == 1
-            shown_BCHW = images_BCHW.expand(2, -1, -1, -1) if alone else images_BCHW
-            yield network(views.plain(shown_BCHW))[0][: len(images_BCHW)]
+        for images_BCHW in pixels.parts(images_at_once(views)):
+            single = len(images_BCHW) == 1
+            batch_BCHW = images_BCHW.expand(2, -1, -1, -1) if single else images_BCHW
+            yield network(views.plain(batch_BCHW))[0][: len(images_BCHW)]
 
 
 @torch.no_grad()
-def project(network: Any, views: Views, images: ImageParts) -> Tensor:
-    """All images in the contrastive space, by their plain views, L2-normalised: (N,D)."""
+def project(network: AnyNetwork, views: Views, pixels: ImageParts) -> Tensor:
+    """Normalised projections (N,D) of the plain views of all images."""
     with network.frozen():
         return torch.cat(
             [
                 F.normalize(network(views.plain(images_BCHW))[1].float())
-                for images_BCHW in images.parts(images_at_once(views))
+                for images_BCHW in pixels.parts(images_at_once(views))
             ]
         )
 
 
 def with_rows(chunks: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-    """Chunks of something, each with its rows. Chunks may differ in size."""
+    """Chunks, each with its rows among all images. Chunks may differ in size."""
     start = 0
     for chunk in chunks:
         rows = slice(start, start + len(chunk))
@@ -53,7 +53,7 @@ def with_rows(chunks: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
 
 
 def images_at_once(views: Views) -> int:
-    """Images in a pass without gradients; twice as many keep a large GPU busier."""
+    """Number of images in a chunk. Larger chunks keep a large GPU busier."""
     device = views.mean_C.device
     large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > LARGE
     times = 2 if large else 1

@@ -1,6 +1,6 @@
-"""What a model says of image files: found, decoded ahead by threads, classified in batches.
+"""Predictions for image files. Threads decode files ahead of the batch that is classified.
 
-Shapes: B images at a time, C classes, K of them the most likely ones.
+Shapes: B images in a batch, C classes, K most likely classes.
 """
 
 import os
@@ -20,67 +20,66 @@ from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.data.sources.folder import files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
 from pseudoloss.errors import InputError
-from pseudoloss.files import to_json, write_atomically
+from pseudoloss.files import as_path, at_home, to_json, write_atomically
 from pseudoloss.inference.passes import images_at_once
-from pseudoloss.paths import as_path, at_home
 from pseudoloss.progress import Reporter, SilentReporter
 
 if TYPE_CHECKING:
     from pseudoloss.inference.model import Model
 
 AHEAD = 3  # batches in memory: one is classified while the others are decoded
-AT_ONCE = 256  # files in a batch, at most
+AT_ONCE = 256  # largest number of files in a batch
 
 Format = Literal["csv", "jsonl"]
 
 
 class Batch(NamedTuple):
-    """Some images, and what the model says of them."""
+    """Predictions for some of the images."""
 
-    places: list[int]  # among all images
+    indices: list[int]  # of the images
     probabilities_BC: np.ndarray
-    skipped: list[Skipped]  # files that should have been here
+    skipped: list[Skipped]  # files that could not be read
 
 
 def find_images(images: Sequence[str | Path]) -> list[Path]:
-    """All the files that are meant: files, the files in folders, the files named in tables."""
+    """All image files: files themselves, files in folders, files listed in tables."""
     if not isinstance(images, Iterable):
         raise InputError(f"images must be paths, not {type(images).__name__}")
     found: list[Path] = []
-    for words in images:
-        path = at_home(as_path(words, "images"))
+    for given in images:
+        path = at_home(as_path(given, "images"))
         if path.is_dir():
             inside = files_below(path)
         elif not path.exists():
-            raise InputError(f"{words}: no such file or folder")
+            raise InputError(f"{given}: no such file or folder")
         elif path.suffix.lower() in TABLE_SUFFIXES:
-            inside = table_files(path, ReadOptions.path_column, str(words))
+            inside = table_files(path, ReadOptions.path_column, str(given))
         else:
             inside = [path]
         if not inside:
-            raise InputError(f"{words}: holds no files")
+            raise InputError(f"{given}: contains no files")
         found += inside
     if not found:
-        raise InputError("no images: name files or folders")
+        raise InputError("no images: give files or folders")
     return found
 
 
 def predict_batches(
     model: "Model", paths: Sequence[Entry], progress: Progress = no_progress
 ) -> Iterator[Batch]:
-    """What the model says of files, in their order."""
+    """Predictions for files, in their order."""
     size = min(AT_ONCE, images_at_once(model.views))
     done = 0
     for results in _read_ahead(model.reader, paths, size):
-        places, pixels, skipped = [], [], []
-        for place, result in enumerate(results, done):
+        indices, pixels, skipped = [], [], []
+        for i, result in enumerate(results, done):
             if isinstance(result, np.ndarray):
-                places.append(place)
+                indices.append(i)
                 pixels.append(result)
             else:
-                skipped.append(Skipped(_name(paths[place]), result))
+                skipped.append(Skipped(_name(paths[i]), result))
         probabilities = model.predict_proba(np.stack(pixels)) if pixels else np.empty(0)
-        yield Batch(places, probabilities.reshape(-1, len(model.classes)), skipped)
+        yield Batch(indices, probabilities.reshape(-1, len(model.classes)), skipped)
         done += len(results)
         progress("images", done, len(paths))
 
@@ -92,12 +91,12 @@ def _name(entry: Entry) -> str:
 def _read_ahead(
     reader: Reader, paths: Sequence[Entry], size: int
 ) -> Iterator[list[np.ndarray | str]]:
-    """Pixels of files, or why they cannot be read, so many at a time."""
+    """Pixels of files, `size` at a time; for a file that cannot be read, the reason."""
 
     def attempt(path: Entry) -> np.ndarray | str:
         try:
             return reader.read(path)
-        except (UnreadableError, ValueError) as error:  # ValueError: no path at all
+        except (UnreadableError, ValueError) as error:  # ValueError: not a valid path
             return str(error)
 
     waiting: deque[list[Future[np.ndarray | str]]] = deque()
@@ -120,9 +119,9 @@ def as_table(
     top: int = 1,
     every: bool = False,
 ) -> pd.DataFrame:
-    """One row an image: `path`, `label`, `probability`; `label_2`, `probability_2` and so on for
-    the `top` most likely classes; and, for `every` class, a column `p_CLASS`."""
-    likely_BK = _likely(probabilities_BC, top)
+    """One row per image: `path`, `label`, `probability`; `label_2`, `probability_2` and so on for
+    the `top` most likely classes; with `every`, a column `p_CLASS` for every class."""
+    likely_BK = _most_likely(probabilities_BC, top)
     columns: dict[str, Any] = {"path": np.array(names, dtype=object)}
     for k, place_B in enumerate(likely_BK.T, 1):
         suffix = "" if k == 1 else f"_{k}"
@@ -140,18 +139,18 @@ def as_lines(
     top: int = 1,
     every: bool = False,
 ) -> str:
-    """The same as lines of JSON: `path`, `label`, `probability`; `top`, a list of labels with their
-    probabilities; `probabilities`, by class."""
+    """One line of JSON per image: `path`, `label`, `probability`; `top`, a list of labels and
+    probabilities; with `every`, `probabilities` by class."""
     lines = []
     for name, likely_K, p_C in zip(
-        names, _likely(probabilities_BC, top), probabilities_BC, strict=True
+        names, _most_likely(probabilities_BC, top), probabilities_BC, strict=True
     ):
-        found = [{"label": classes[c], "probability": _short(p_C[c])} for c in likely_K]
+        found = [{"label": classes[c], "probability": _six_digits(p_C[c])} for c in likely_K]
         line: dict[str, Any] = {"path": name, **found[0]}
         if top > 1:
             line["top"] = found
         if every:
-            line["probabilities"] = {label: _short(p_C[c]) for c, label in enumerate(classes)}
+            line["probabilities"] = {label: _six_digits(p_C[c]) for c, label in enumerate(classes)}
         lines.append(to_json(line) + "\n")
     return "".join(lines)
 
@@ -164,19 +163,19 @@ def check_top(top: int, classes: int) -> None:
 def predict_files(
     model: "Model", images: Sequence[str | Path], top: int = 1, probabilities: bool = False
 ) -> pd.DataFrame:
-    """A row for every file that can be read (see `as_table`), and a warning if there are others."""
+    """One row per file that can be read (see `as_table`), and a warning if some cannot."""
     check_top(top, len(model.classes))
     paths = find_images(images)
     tables, skipped = [], []
     for batch in predict_batches(model, paths):
-        names = [shown(paths[place]) for place in batch.places]
+        names = [shown(paths[i]) for i in batch.indices]
         tables.append(as_table(names, batch.probabilities_BC, model.classes, top, probabilities))
         skipped += batch.skipped
     refuse_if_none(len(paths), skipped)
     if skipped:
         first = skipped[0]
         warnings.warn(
-            f"{len(skipped):,} of {len(paths):,} files cannot be read and are left out (the first: "
+            f"{len(skipped):,} of {len(paths):,} files cannot be read and are skipped (the first: "
             f"{first.path}, {first.reason})",
             stacklevel=3,
         )
@@ -193,32 +192,32 @@ def write_predictions(
     probabilities: bool = False,
     reporter: Reporter | None = None,
 ) -> None:
-    """Write a row an image as soon as its batch is done, and tell of files that cannot be read."""
+    """Write one row per image as soon as its batch is done; report files that cannot be read."""
     reporter = reporter or SilentReporter()
     skipped: list[Skipped] = []
     header = True
     for batch in predict_batches(model, paths, reporter.progress):
         for entry in batch.skipped:
-            reporter.notice(f"{entry.path}: left out ({entry.reason})")
+            reporter.notice(f"{entry.path}: skipped ({entry.reason})")
         skipped += batch.skipped
-        names = [shown(paths[place]) for place in batch.places]
-        row = (names, batch.probabilities_BC, model.classes, top, probabilities)
+        names = [shown(paths[i]) for i in batch.indices]
+        rows = (names, batch.probabilities_BC, model.classes, top, probabilities)
         if not names:
             continue
         if form == "jsonl":
-            file.write(as_lines(*row))
+            file.write(as_lines(*rows))
         else:
-            table = as_table(*row)
+            table = as_table(*rows)
             table.to_csv(file, index=False, header=header, float_format="%.6g", lineterminator="\n")
             header = False
         file.flush()
     refuse_if_none(len(paths), skipped)
     if skipped:
-        reporter.notice(f"{len(skipped):,} of {len(paths):,} files cannot be read and are left out")
+        reporter.notice(f"{len(skipped):,} of {len(paths):,} files cannot be read and are skipped")
 
 
 def write_predictions_to(out: Path, model: "Model", paths: Sequence[Path], **options: Any) -> None:
-    """`write_predictions` into a file, which is there once it is whole."""
+    """`write_predictions` to a file, which appears only when it is complete."""
 
     def write(draft: Path) -> None:
         try:
@@ -243,10 +242,10 @@ def refuse_if_none(files: int, skipped: Sequence[Skipped]) -> None:
         )
 
 
-def _likely(probabilities_BC: np.ndarray, top: int) -> np.ndarray:
-    """The most likely classes, the likeliest first; of equals the first."""
+def _most_likely(probabilities_BC: np.ndarray, top: int) -> np.ndarray:
+    """The most likely classes, in order; ties are broken by the order of the classes."""
     return np.argsort(-probabilities_BC, axis=1, kind="stable")[:, :top]
 
 
-def _short(p: float) -> float:
+def _six_digits(p: float) -> float:
     return float(f"{p:.6g}")

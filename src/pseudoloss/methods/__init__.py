@@ -1,7 +1,9 @@
 """Methods: one file each. base.py is the contract with the engine; `build` makes a method from the
 settings of a run."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +27,15 @@ from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_metrics import of_pseudo_labels
 from pseudoloss.methods.pseudo_labels import PLSState
 
-__all__ = ["Method", "build"]
+__all__ = ["BUILDERS", "Given", "Method", "build"]
+
+
+class Given(NamedTuple):
+    """What a method is built from, beside the settings of the run."""
+
+    detector: LossDetector
+    given_N: Tensor  # given labels, on the device of the run
+    classes: int
 
 
 def build(settings: Settings, given_N: Tensor, classes: int, weak_is_plain: bool) -> Method:
@@ -37,15 +47,44 @@ def build(settings: Settings, given_N: Tensor, classes: int, weak_is_plain: bool
         classes: number of classes.
         weak_is_plain: whether weak views are the same as plain ones, by the settings.
     """
-    own, warmup = settings.method_settings, settings.warmup_epochs
-    common = (build_detector(own, weak_is_plain), settings.epochs, warmup)
-    if isinstance(own, PLSSettings):
-        return pls.PLS(common[0], pls_options(own, given_N, classes), settings.epochs, warmup)
-    if isinstance(own, ELRSettings):
-        return ELR(*common, own.elr_lambda, own.elr_beta)
-    if isinstance(own, CoTeachingSettings):
-        return CoTeaching(*common, own.forget_rate, own.forget_epochs, own.ensemble)
-    return {"ce": CrossEntropy, "mixup": Mixup}[settings.method](*common)
+    detector = build_detector(settings.method_settings, weak_is_plain)
+    return BUILDERS[settings.method](settings, Given(detector, given_N, classes))
+
+
+def build_ce(settings: Settings, given: Given) -> Method:
+    return CrossEntropy(given.detector, settings.epochs, settings.warmup_epochs)
+
+
+def build_mixup(settings: Settings, given: Given) -> Method:
+    return Mixup(given.detector, settings.epochs, settings.warmup_epochs)
+
+
+def build_elr(settings: Settings, given: Given) -> Method:
+    own = cast(ELRSettings, settings.method_settings)
+    length = (settings.epochs, settings.warmup_epochs)
+    return ELR(given.detector, *length, own.elr_lambda, own.elr_beta)
+
+
+def build_co_teaching(settings: Settings, given: Given) -> Method:
+    own = cast(CoTeachingSettings, settings.method_settings)
+    length = (settings.epochs, settings.warmup_epochs)
+    return CoTeaching(given.detector, *length, own.forget_rate, own.forget_epochs, own.ensemble)
+
+
+def build_pls(settings: Settings, given: Given) -> Method:
+    own = cast(PLSSettings, settings.method_settings)
+    options = pls_options(own, given.given_N, given.classes)
+    return pls.PLS(given.detector, options, settings.epochs, settings.warmup_epochs)
+
+
+BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
+    "pls": build_pls,
+    "ce": build_ce,
+    "mixup": build_mixup,
+    "elr": build_elr,
+    "co-teaching": build_co_teaching,
+}
+"""How each method is built from the settings, by its name."""
 
 
 def build_detector(own: DetectionSettings, weak_is_plain: bool = False) -> LossDetector:

@@ -1,4 +1,4 @@
-"""Devices, and the arithmetic that they can do."""
+"""Devices and the precision of computation on them."""
 
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from pseudoloss.errors import InputError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device with this name; "auto" is the fastest one of this machine."""
+    """The device with this name; "auto" is the first of CUDA, MPS and CPU that is available."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -29,25 +29,28 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def using(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a GPU the current one, for streams, graphs and kernels."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """The data type with this name; "auto" is bfloat16 on CUDA and float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"bf16": torch.bfloat16, "float32": torch.float32}[name]
 
 
 def can_fuse(device: torch.device) -> bool:
-    """Whether our Triton kernels run there: on an NVIDIA GPU that computes in bf16."""
+    """Whether the fused kernels run on a CUDA device: they need Triton, an NVIDIA GPU with bfloat16
+    and cuDNN."""
     if find_spec("triton") is None or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0) and torch.backends.cudnn.enabled
 
 
+def using(device: torch.device) -> AbstractContextManager[Any]:
+    """Make this GPU the current one, for streams, graphs and kernels. Does nothing for others."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def device_name(device: torch.device) -> str:
+    """How the device is called in messages and results."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pseudoloss.config import OWN
 from pseudoloss.errors import InputError, did_you_mean, first_line
+from pseudoloss.files import at_home
 from pseudoloss.nn.ops import Beside, Folded, Fused, Plain, weights_in
-from pseudoloss.paths import at_home
 
 PLAIN = Plain()
 
@@ -257,9 +257,9 @@ def check_known(name: str) -> None:
     import timm
 
     if not timm.is_model(name.partition(".")[0]):
-        known = [*OWN, *timm.list_models()]
-        hint = did_you_mean(name, known) if len(name) < 40 else ""
-        hint = hint if hint.startswith("; did") else f"; ours: {', '.join(OWN)}; or a timm model"
+        # Comparing a very long name with all names takes long.
+        hint = did_you_mean(name, [*OWN, *timm.list_models()]) if len(name) < 40 else ""
+        hint = hint or f"; known: {', '.join(OWN)}, or the name of a timm model"
         raise InputError(f"--network {name}: no such network{hint}")
 
 

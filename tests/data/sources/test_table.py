@@ -181,9 +181,3 @@ def test_another_split_column_must_be_there(table):
     path = table("path,label,part\n0.png,a,train\n")
     with pytest.raises(InputError, match=r"no column prt .*; did you mean part"):
         find_source(path, ReadOptions(split_column="prt"))
-
-
-def test_options_are_for_images_that_are_read():
-    for name, value in (("strict", True), ("test", "x"), ("path_column", "x")):
-        with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for folders"):
-            find_source("digits", ReadOptions(**{name: value}))

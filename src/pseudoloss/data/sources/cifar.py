@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from pseudoloss.data.images import Data, arrays
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, reason
+from pseudoloss.files import at_home
 
-# md5 sums of the official files. Nothing is unpickled before its sum has been checked:
-# a pickle can run any code.
+# MD5 checksums of the official files. They are checked before anything is unpickled, because a
+# pickle can run any code.
 CIFAR10_MD5 = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -72,13 +72,11 @@ def cifar100(folder: str) -> Data:
 
 
 def find_cifar(kind: str, folder: str) -> Path:
-    """The folder that holds the files: `folder` itself or the one in it. None is opened yet."""
+    """The folder with the files: `folder` itself or its subfolder. No file is opened."""
     spec, (inner, md5) = f"{kind}:{folder}", FILES[kind]
-    root = at_home(folder)
+    root, names = at_home(folder), ", ".join(md5)
     if not folder or not root.is_dir():
-        raise InputError(
-            f"{spec}: no such folder; it should hold {inner}/ with {_listing(md5)}; {OWNERS}"
-        )
+        raise InputError(f"{spec}: no such folder; it should hold {inner}/ with {names}; {OWNERS}")
     for place in (root / inner, root):
         missing = [name for name in md5 if not (place / name).exists()]
         if not missing:
@@ -87,20 +85,18 @@ def find_cifar(kind: str, folder: str) -> Path:
             raise InputError(f"{spec}: {', '.join(missing)} missing in {place}; {OWNERS}")
     archive = next(root.glob("cifar-*-python.tar.gz"), None)
     hint = f" (unpack {archive} first)" if archive else ""
-    raise InputError(
-        f"{spec}: found neither {inner}/ nor its files {_listing(md5)}{hint}; {OWNERS}"
-    )
+    raise InputError(f"{spec}: found neither {inner}/ nor its files {names}{hint}; {OWNERS}")
 
 
 def _read(spec: str, path: Path, md5: str) -> Any:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{spec}: {path} cannot be read ({error.strerror}); {OWNERS}") from None
+        raise InputError(f"{spec}: {path} cannot be read ({reason(error)}); {OWNERS}") from None
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise InputError(
-            f"{spec}: {path} is not the official file (its md5 differs); download it again; "
-            f"{OWNERS}"
+            f"{spec}: {path} is not the official file (its MD5 checksum differs); download it "
+            f"again; {OWNERS}"
         )
     return pickle.loads(content, encoding="bytes")  # noqa: S301
 
@@ -127,7 +123,3 @@ def _data(
         name=name,
     )
     return replace(data, mean=mean, std=std)
-
-
-def _listing(md5: dict[str, str]) -> str:
-    return ", ".join(md5)

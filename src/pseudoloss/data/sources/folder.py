@@ -1,4 +1,4 @@
-"""A folder of class folders, with or without train/, val/ and test/."""
+"""A folder with one folder per class, with or without train/, val/ and test/ around them."""
 
 import os
 from collections.abc import Iterable
@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from pseudoloss.data.decoding import shown
 from pseudoloss.data.scanning import LabelledFiles, name_of
-from pseudoloss.errors import InputError
+from pseudoloss.errors import InputError, reason
 
-PARTS = {
+SPLIT_NAMES = {
     "train": "train",
     "training": "train",
     "val": "val",
@@ -20,44 +20,44 @@ PARTS = {
     "testing": "test",
 }
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-SOME = 5  # more folders than this are not all named in an error
+MAX_LISTED = 5  # folders that an error names; of more, only the first ones
 
 
-def folder_parts(root: Path, where: str) -> dict[str, LabelledFiles]:
-    """The parts of a folder: "train", "val" and "test", those that are there.
+def folder_splits(root: Path, where: str) -> dict[str, LabelledFiles]:
+    """The splits of a folder: those of "train", "val" and "test" that exist.
 
-    A folder of such a name is a part if it holds folders; otherwise it is a class of that name.
-    Folders beside the parts would be lost, so they are refused.
+    A folder with such a name is a split if it contains folders; otherwise it is a class. Other
+    folders next to a split are an error, because their images would be ignored.
     """
     folders = _folders(root, where)
-    named = [path for path in folders if path.name.lower() in PARTS]
+    named = [path for path in folders if path.name.lower() in SPLIT_NAMES]
     if not named or not (len(named) == len(folders) or any(_folders(p, where) for p in named)):
         return {"train": class_folders(root, root, where)}
-    beside = [shown(path.name) for path in folders if path not in named]
-    if beside:
-        some = ", ".join(beside[:SOME]) + (", …" if len(beside) > SOME else "")
+    others = [shown(path.name) for path in folders if path not in named]
+    if others:
+        listed = ", ".join(others[:MAX_LISTED]) + (", …" if len(others) > MAX_LISTED else "")
         raise InputError(
-            f"{where}: {named[0].name} looks like a part, for it has folders inside, but beside "
-            f"it there is {some}; move that elsewhere or, if {named[0].name} is a class, move all "
-            "classes into one folder called train"
+            f"{where}: {named[0].name} looks like a split, because it contains folders, but there "
+            f"are other folders next to it ({listed}); move those elsewhere or, if "
+            f"{named[0].name} is a class, move all classes into one folder called train"
         )
-    chosen = part_names([path.name for path in named], where)
-    found = {part: class_folders(root / name, root, where) for part, name in chosen.items()}
+    chosen = split_names([path.name for path in named], where)
+    found = {split: class_folders(root / name, root, where) for split, name in chosen.items()}
     if "train" in found:
         loose = (*_loose(root, root), *found["train"].loose)
         found["train"] = replace(found["train"], loose=loose)
-    return {part: listed for part, listed in found.items() if part == "train" or len(listed)}
+    return {split: files for split, files in found.items() if split == "train" or len(files)}
 
 
-def part_names(names: Iterable[str], where: str) -> dict[str, str]:
-    """Which of the names means which part; others mean none."""
+def split_names(names: Iterable[str], where: str) -> dict[str, str]:
+    """Which name means which split. Names that mean none are ignored."""
     found: dict[str, str] = {}
     for name in names:
-        part = PARTS.get(name.lower())
-        if part in found:
-            raise InputError(f"{where}: {found[part]} and {name} mean the same part; keep one")
-        if part is not None:
-            found[part] = name
+        split = SPLIT_NAMES.get(name.lower())
+        if split in found:
+            raise InputError(f"{where}: {found[split]} and {name} mean the same split; keep one")
+        if split is not None:
+            found[split] = name
     return found
 
 
@@ -66,11 +66,11 @@ def class_folders(root: Path, base: Path, where: str) -> LabelledFiles:
     folders = _folders(root, where)
     if not folders:
         hint = (
-            "; it holds images themselves, and each class wants a folder of its own"
+            "; it holds images directly, and each class needs a folder of its own"
             if any(path.is_file() for path in root.iterdir())
             else ""
         )
-        raise InputError(f"{where}: {root} holds no folders of classes{hint}")
+        raise InputError(f"{where}: {root} holds no class folders{hint}")
     paths, labels, empty = [], [], []
     for folder in folders:
         inside = files_below(folder)
@@ -82,12 +82,12 @@ def class_folders(root: Path, base: Path, where: str) -> LabelledFiles:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and in all folders inside it, in order; links are followed, once."""
+    """All files in a folder and its subfolders, sorted. Links are followed, each folder once."""
     found: list[Path] = []
     seen: set[str] = set()
     for inner, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         real = str(Path(inner).resolve())
-        if real in seen:  # a link to a folder further up
+        if real in seen:  # a link to a parent folder
             folders.clear()
             continue
         seen.add(real)
@@ -97,7 +97,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Those of them that are called as image files are."""
+    """The files with the suffix of an image."""
     return [path for path in files_below(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
 
 
@@ -106,18 +106,18 @@ def _folders(root: Path, where: str) -> list[Path]:
         inside = sorted(root.iterdir())
         return [path for path in inside if path.is_dir() and not _hidden(path.name)]
     except OSError as error:
-        raise InputError(f"{where}: {root} cannot be read ({error.strerror})") from None
+        raise InputError(f"{where}: {root} cannot be read ({reason(error)})") from None
 
 
 def _loose(root: Path, base: Path) -> tuple[str, ...]:
-    """Files that lie beside the folders of classes, and so have none."""
+    """Files next to the class folders, which have no class."""
     inside = sorted(root.iterdir())
     return tuple(name_of(p, base) for p in inside if not p.is_dir() and not _hidden(p.name))
 
 
 def _hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"  # which a Mac adds to archives
+    return name.startswith(".") or name == "__MACOSX"  # macOS adds the latter to archives
 
 
 def _refuse(error: OSError) -> NoReturn:
-    raise InputError(f"{shown(error.filename)}: cannot be read ({error.strerror})") from None
+    raise InputError(f"{shown(error.filename)}: cannot be read ({reason(error)})") from None

@@ -1,4 +1,4 @@
-"""ImageNet32 (ImageNet at 32 pixels) from its batch files, as pickles or as `.npz`."""
+"""ImageNet32 (ImageNet at 32 pixels) from its batch files, pickles or `.npz`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from pseudoloss.data.images import Data, ImageSet
 from pseudoloss.data.pickles import read_arrays
 from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.files import at_home
 
 BATCHES = 10
 TRAINING = tuple(f"train_data_batch_{i}" for i in range(1, BATCHES + 1))
@@ -28,27 +28,27 @@ def imagenet32(folder: str) -> Data:
             f"val_data; {OWNERS}"
         )
     files = _all_there({name: _file(root, name) for name in (*TRAINING, "val_data")}, root, spec)
-    parts = [read_batch(path, spec) for path in files.values()]
-    values = np.unique(np.concatenate([labels for _, labels in parts[:-1]]))
+    batches = [read_batch(path, spec) for path in files.values()]
+    values = np.unique(np.concatenate([labels for _, labels in batches[:-1]]))
     classes = tuple(str(value) for value in values.tolist())
-    for name, (_, labels) in zip(files, parts, strict=True):
+    for name, (_, labels) in zip(files, batches, strict=True):
         unknown = ~np.isin(labels, values)
         if unknown.any():
             row = int(np.flatnonzero(unknown)[0])
             raise InputError(f"{spec}: {name}: no training image has the class {labels[row]}")
 
-    def image_set(some: list[tuple[np.ndarray, np.ndarray]]) -> ImageSet:
-        images = np.concatenate([pixels for pixels, _ in some])
-        labels = np.searchsorted(values, np.concatenate([labels for _, labels in some]))
+    def image_set(chosen: list[tuple[np.ndarray, np.ndarray]]) -> ImageSet:
+        images = np.concatenate([pixels for pixels, _ in chosen])
+        labels = np.searchsorted(values, np.concatenate([labels for _, labels in chosen]))
         return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), classes)
 
-    train, test = image_set(parts[:-1]), image_set(parts[-1:])
+    train, test = image_set(batches[:-1]), image_set(batches[-1:])
     return Data("imagenet32", train.with_labels(train.given_N, train.given_N), test)
 
 
 def batch_files(folder: Path, where: str) -> list[Path]:
-    """The training batches in a folder, in order; none where it holds something else. Some of
-    them without the others are a download that stopped half-way."""
+    """The training batches in a folder, in order; an empty list if there are none. Some batches
+    without the others are an error: an incomplete download."""
     found = {name: _file(folder, name) for name in TRAINING}
     if not any(found.values()):
         return []
@@ -65,7 +65,7 @@ def read_batch(path: Path, where: str) -> tuple[np.ndarray, np.ndarray]:
         return rows.reshape(len(rows), 3, SIZE, SIZE), labels
     except (KeyError, ValueError, TypeError):
         raise InputError(
-            f"{where}: {path} must hold data (uint8, {3 * SIZE * SIZE} values an image) and "
+            f"{where}: {path} must hold data (uint8, {3 * SIZE * SIZE} values per image) and "
             f"labels; {OWNERS}"
         ) from None
 

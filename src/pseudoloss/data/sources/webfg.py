@@ -1,14 +1,14 @@
-"""Web-aircraft, Web-bird and Web-car: images that a search engine found, at 512 pixels."""
+"""Web-aircraft, Web-bird and Web-car: images found by a search engine, at 512 pixels."""
 
 from pathlib import Path
 
 from pseudoloss.data.decoding import Reader
-from pseudoloss.data.scanning import LabelledFiles, Parts, Recipe, name_of
-from pseudoloss.errors import InputError
-from pseudoloss.paths import at_home
+from pseudoloss.data.scanning import FileSource, LabelledFiles, Recipe, name_of
+from pseudoloss.errors import InputError, reason
+from pseudoloss.files import at_home
 
 READER = Reader(3, (512, 512), "published-crop")  # row 21
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's: pretrained networks' own
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, for pretrained networks
 LAYOUT = "train-list.txt and val-list.txt, with lines such as train/a.jpg:3, and the images"
 OWNERS = (
     "its owners publish it at "
@@ -16,24 +16,24 @@ OWNERS = (
 )
 
 
-def web(name: str, folder: str) -> Parts:
-    """One of the three. Which of its labels are right is not known; the test images' are."""
+def web(name: str, folder: str) -> FileSource:
+    """One of the three datasets. The true labels are known for the test images only."""
     spec = f"{name}:{folder}"
     root = at_home(folder)
     if not folder or not root.is_dir():
         raise InputError(f"{spec}: no such folder; it should hold {LAYOUT}; {OWNERS}")
-    listed = {"train": _listed(root, "train", spec), "test": _listed(root, "val", spec)}
-    return Parts(name, listed, Recipe(READER, MEAN, STD, preset=name))
+    splits = {"train": _read_list(root, "train", spec), "test": _read_list(root, "val", spec)}
+    return FileSource(name, splits, Recipe(READER, MEAN, STD, preset=name))
 
 
-def _listed(root: Path, part: str, spec: str) -> LabelledFiles:
-    """The images of a list, with their classes. Paths begin in the folder itself or in its part."""
-    path = root / f"{part}-list.txt"
+def _read_list(root: Path, split: str, spec: str) -> LabelledFiles:
+    """The images and classes in a list. Its paths are relative to the dataset or to the split."""
+    path = root / f"{split}-list.txt"
     try:
         lines = path.read_text(encoding="utf-8").rstrip().splitlines()
     except OSError as error:
         raise InputError(
-            f"{spec}: {path} cannot be read ({error.strerror}); {root} should hold {LAYOUT}; "
+            f"{spec}: {path} cannot be read ({reason(error)}); {root} should hold {LAYOUT}; "
             f"{OWNERS}"
         ) from None
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def _listed(root: Path, part: str, spec: str) -> LabelledFiles:
         name, colon, label = line.strip().rpartition(":")
         if not colon or not name or not label.strip():
             raise InputError(f"{spec}: {path}: line {row} is not PATH:CLASS")
-        candidates = (root / name.strip(), root / part / name.strip())
+        candidates = (root / name.strip(), root / split / name.strip())
         found = next((image for image in candidates if image.is_file()), None)
         if found is None:
             raise InputError(f"{spec}: {path}: line {row}: {candidates[0]} is missing; {OWNERS}")

@@ -190,9 +190,9 @@ def test_without_the_library(monkeypatch):
         ),
         (lambda d: d.select([]), {}, "no images can be read"),
         (lambda d: d.to_iterable_dataset(), {}, "must be a Dataset, not IterableDataset"),
-        (lambda d: datasets.DatasetDict(all=d), {}, "has no part called train, only all"),
+        (lambda d: datasets.DatasetDict(all=d), {}, "has no split called train, only all"),
         (lambda d: datasets.DatasetDict(test=d), {}, "no images to train on, only test"),
-        (lambda d: datasets.DatasetDict(val=d, valid=d), {}, "val and valid mean the same part"),
+        (lambda d: datasets.DatasetDict(val=d, valid=d), {}, "val and valid mean the same split"),
         (
             lambda d: d.remove_columns("label").add_column("label", [0.5] * 8),
             {},
@@ -214,10 +214,10 @@ def test_wrong_datasets(change, options, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("hf:", "say which data set, as hf:NAME"),
+        ("hf:", "name a dataset, as in hf:NAME"),
         ("hf:./nowhere", "hf:./nowhere: no such folder"),
         ("hf:nowhere/", "hf:nowhere/: no such folder"),
-        ("hf:.", "not a folder that save_to_disk has written"),
+        ("hf:.", "not a folder written by save_to_disk"),
     ],
 )
 def test_wrong_words(words, message, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Data sets of torch: whatever has a length and gives (image, label) for an index."""
+"""torch datasets: any object with a length whose items are pairs (image, label)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,24 +13,29 @@ from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
 from pseudoloss.errors import InputError
 
 
-def is_map_style(source: Any) -> bool:
-    """Whether this can be asked for items, and is none of Python's or NumPy's own collections."""
-    package, _, room = type(source).__module__.partition(".")
-    known = package in ("builtins", "numpy", "pandas", "torch") and not room.startswith("utils")
-    return not known and hasattr(source, "__len__") and hasattr(source, "__getitem__")
+def is_torch_dataset(source: Any) -> bool:
+    """Whether the object has items and a length, and is no collection of Python, NumPy, pandas or
+    torch (`torch.utils.data` excepted)."""
+    package, _, module = type(source).__module__.partition(".")
+    built_in = package in ("builtins", "numpy", "pandas", "torch")
+    if built_in and not module.startswith("utils"):
+        return False
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__")
 
 
-def dataset_items(source: Any, where: str, progress: Progress = no_progress) -> LabelledFiles:
-    """The items of a data set. Where it has no `targets`, each is asked for its label."""
-    rows = Rows(source.__getitem__, where)
-    classes = _of(source, "classes")
+def labelled_items(dataset: Any, where: str, progress: Progress = no_progress) -> LabelledFiles:
+    """The items of a dataset. If it has no `targets`, every item is loaded once for its label."""
+    rows = Rows(dataset.__getitem__, where)
+    classes = _attribute(dataset, "classes")
     if classes is not None and len(set(map(str, classes))) < len(classes):
         raise InputError(f"{where}: two classes have the same name")
-    targets = None if _of(source, "target_transform") else _of(source, "targets")
-    files = _of(source, "samples")
+    # A target transform changes the labels, so `targets` are not the labels of the items then.
+    has_transform = bool(_attribute(dataset, "target_transform"))
+    targets = None if has_transform else _attribute(dataset, "targets")
+    files = _attribute(dataset, "samples")
     items, labels = [], []
     with hushed():
-        for i in range(len(source)):
+        for i in range(len(dataset)):
             item = Item(partial(_image, rows, i))
             label = None if targets is None else targets[i]
             if targets is None:
@@ -38,21 +43,21 @@ def dataset_items(source: Any, where: str, progress: Progress = no_progress) -> 
                     image, label = _pair(rows, i)[:2]
                     content = as_content(image, f"{where}[{i}]")
                     item = Item(item.get, header(Item(partial(_same, content))))
-                except UnreadableError as error:  # without a label, it is told and left out
+                except UnreadableError as error:  # it has no label, and is reported as skipped
                     item, label = Item(partial(_fail, str(error))), ""
-                progress("labels", i + 1, len(source))
+                progress("labels", i + 1, len(dataset))
             items.append(item)
             labels.append(_label(label, classes, f"{where}[{i}]"))
     names = [f"{where}[{i}]" if files is None else str(files[i][0]) for i in range(len(items))]
     return LabelledFiles(tuple(items), tuple(names), tuple(labels))
 
 
-def _of(source: Any, name: str) -> Any:
-    """An attribute of a data set, or of the set that it is a subset of; None where it has none."""
-    inner, indices = getattr(source, "dataset", None), getattr(source, "indices", None)
+def _attribute(dataset: Any, name: str) -> Any:
+    """An attribute of a dataset or, for a `Subset`, of the dataset behind it; None if missing."""
+    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is None or indices is None:
-        return getattr(source, name, None)
-    found = _of(inner, name)
+        return getattr(dataset, name, None)
+    found = _attribute(inner, name)
     if name in ("targets", "samples") and found is not None:
         return [found[i] for i in indices]
     return found
@@ -84,7 +89,9 @@ def _label(label: Any, classes: Sequence[str] | None, where: str) -> str:
     if classes is None:
         return str(int(number))
     if not 0 <= number < len(classes):
-        raise InputError(f"{where}: the label {number} is none of the {len(classes)} classes")
+        raise InputError(
+            f"{where}: the label {number} is out of range (there are {len(classes)} classes)"
+        )
     return str(classes[int(number)])
 
 

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: from the hub, from a folder that they were saved to, or as objects."""
+"""Hugging Face datasets: from the hub, from a folder written by `save_to_disk`, or as objects."""
 
 from functools import partial
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from pseudoloss.data.decoding import Item
 from pseudoloss.data.items import Rows
 from pseudoloss.data.scanning import LabelledFiles, ReadOptions
-from pseudoloss.errors import InputError, did_you_mean
-from pseudoloss.paths import at_home
+from pseudoloss.errors import InputError, name_hint, reason
+from pseudoloss.files import at_home
 
-IMAGES, LABELS = ("image", "img"), ("label", "labels")  # what columns are called most often
+IMAGES, LABELS = ("image", "img"), ("label", "labels")  # the usual names of the columns
 
 
-def load_hub(place: str, where: str) -> Any:
-    """NAME or NAME:CONFIG of the hub, or a folder that `save_to_disk` has written."""
+def load_dataset(place: str, where: str) -> Any:
+    """A dataset of the hub (NAME or NAME:CONFIG), or a folder written by `save_to_disk`."""
     try:
         import datasets
     except ImportError:
@@ -21,7 +21,7 @@ def load_hub(place: str, where: str) -> Any:
             f"{where}: needs Hugging Face's datasets: pip install 'pseudoloss[hf]'"
         ) from None
     if not place:
-        raise InputError(f"{where}: say which data set, as hf:NAME, hf:NAME:CONFIG or hf:FOLDER")
+        raise InputError(f"{where}: name a dataset, as in hf:NAME, hf:NAME:CONFIG or hf:FOLDER")
     folder = at_home(place)
     name, _, config = place.partition(":")
     try:
@@ -32,34 +32,35 @@ def load_hub(place: str, where: str) -> Any:
         return datasets.load_dataset(name, config or None)
     except InputError:
         raise
-    except Exception as error:  # the library and its hub raise many kinds
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+    except Exception as error:  # the library and the hub can raise anything
         if folder.is_dir():
             raise InputError(
-                f"{where}: not a folder that save_to_disk has written ({reason})"
+                f"{where}: not a folder written by save_to_disk ({reason(error)})"
             ) from None
         raise InputError(
-            f"{where}: could not be had from the hub ({reason}). Where it can be reached, "
-            "load_dataset(NAME).save_to_disk(FOLDER) saves the set; then name it here as hf:FOLDER"
+            f"{where}: cannot be loaded from the hub ({reason(error)}). On a machine with access, "
+            "run load_dataset(NAME).save_to_disk(FOLDER), copy the folder, and use hf:FOLDER here"
         ) from None
 
 
-def is_dataset(source: Any) -> bool:
-    """Whether this is a `Dataset` of Hugging Face. Asks without importing their library."""
+def is_huggingface_dataset(source: Any) -> bool:
+    """Whether the object is a Hugging Face dataset. Does not import their library."""
     return any(
         kind.__module__.startswith("datasets.") and "Dataset" in kind.__name__
         for kind in type(source).__mro__
     )
 
 
-def dataset_rows(
+def labelled_rows(
     rows: Any, options: ReadOptions, where: str, may_lack_labels: bool = False
 ) -> LabelledFiles | None:
-    """The rows of a `Dataset`; None where it has no labels and may lack them."""
+    """The rows of a `Dataset`; None if it has no labels and need not have any."""
     import datasets
 
     if not isinstance(rows, datasets.Dataset):
-        raise InputError(f"{where}: must be a Dataset, not {type(rows).__name__} (no streaming)")
+        raise InputError(
+            f"{where}: must be a Dataset, not {type(rows).__name__} (streaming is not supported)"
+        )
     rows = rows.with_format(None)
     image = _image_column(rows, options, where)
     label = _label_column(rows, options, where)
@@ -99,7 +100,7 @@ def _label_column(rows: Any, options: ReadOptions, where: str) -> str:
 
 def _named(rows: Any, name: str, flag: str, where: str) -> str:
     if name not in rows.column_names:
-        hint = did_you_mean(name, rows.column_names)
+        hint = name_hint(name, rows.column_names)
         raise InputError(f"{where}: has no column {name} (see {flag}){hint}")
     return name
 
@@ -107,7 +108,7 @@ def _named(rows: Any, name: str, flag: str, where: str) -> str:
 def _only(
     typed: list[str], usual: tuple[str, ...], rows: Any, what: str, flag: str, where: str
 ) -> str:
-    """The only column of its type; of several, the one with a usual name; else one with that."""
+    """The only column of the type; otherwise a column with a usual name."""
     if len(typed) == 1:
         return typed[0]
     for name in usual:
@@ -115,12 +116,14 @@ def _only(
             return name
     found = ", ".join(typed or rows.column_names)
     if typed:
-        raise InputError(f"{where}: has several columns of {what} ({found}); choose with {flag}")
-    raise InputError(f"{where}: has no column of {what}, only {found}; choose with {flag}")
+        raise InputError(
+            f"{where}: has several columns of {what} ({found}); choose one with {flag}"
+        )
+    raise InputError(f"{where}: has no column of {what}, only {found}; choose one with {flag}")
 
 
 def _labels(rows: Any, column: str, where: str, may_lack: bool) -> tuple[str, ...] | None:
-    """Labels as texts; those of a `ClassLabel` by their names."""
+    """Labels as text; the labels of a `ClassLabel` column by their names."""
     import datasets
 
     values = rows.select_columns([column])[column][:]

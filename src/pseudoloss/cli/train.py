@@ -1,0 +1,185 @@
+"""`pseudoloss train`."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pseudoloss.cli.options import add_read_options, with_default
+from pseudoloss.cli.parser import Parser, argument_for, duration, number, path, peek, whole
+from pseudoloss.config import (
+    METHOD_SETTINGS,
+    Settings,
+    as_json,
+    describe_settings,
+    flag,
+    setting_types,
+)
+from pseudoloss.errors import InputError
+from pseudoloss.presets import PRESETS, request
+from pseudoloss.reading import READ_OPTIONS
+
+METHODS = tuple(METHOD_SETTINGS)
+
+
+def run(arguments: list[str]) -> None:
+    """Train a classifier on images with noisy labels.
+
+    Writes a run folder: the model, the metrics, and labels.csv with one row per image, which says
+    whether its label is flagged as noisy and which label is suggested instead.
+
+    SOURCE is one of
+      FOLDER            one folder of images per class, or train/, val/ and test/ with such folders
+      TABLE             a .csv, .tsv or .parquet file with the columns path and label
+      FILE.npz          NumPy arrays: images, labels
+      hf:NAME           a Hugging Face dataset; also hf:NAME:CONFIG and hf:FOLDER
+      digits            scikit-learn's handwritten digits
+      cifar10:DIR, cifar100:DIR, imagenet32:DIR, cnwl:DIR:0.4,
+      web-aircraft:DIR, web-bird:DIR, web-car:DIR
+                        published datasets, from their original files in DIR
+    """
+    args = train_parser(peek(arguments, "--preset"), peek(arguments, "--method")).parse(arguments)
+    if args.out is None:
+        raise InputError("--out is missing: name the run folder to write, such as --out run")
+    known = {*READ_OPTIONS, *(name for method in METHODS for name in settings_of(method))}
+    explicit = {name: value for name, value in vars(args).items() if name in known}
+    from pseudoloss.engine.messages import resume_command
+    from pseudoloss.engine.training import train
+
+    try:
+        finished = train(
+            args.source,
+            args.out,
+            preset=args.preset,
+            config=args.config,
+            resume=args.resume,
+            minutes=args.minutes,
+            time_budget=args.time,
+            checkpoint_every=args.checkpoint_every,
+            quiet=args.quiet,
+            **explicit,
+        ).finished
+    except KeyboardInterrupt:
+        hint = f"interrupted; resume with: {resume_command(args.out)}"
+        raise KeyboardInterrupt(hint if args.out.exists() else "interrupted") from None
+    if finished and not args.quiet:
+        print(next_steps(args.out))
+
+
+def next_steps(folder: Path) -> str:
+    """What to do with a finished run."""
+    place = shlex.quote(str(folder))
+    return (
+        f"Next: open {folder}/labels.csv (one row per image; sort it by label_score)\n"
+        f"  or classify images:  pseudoloss predict {place} photo.jpg folder/\n"
+        f'  or use it in Python: import pseudoloss as pl; pl.load("{folder}").model.predict(images)'
+    )
+
+
+def train_parser(preset: str | None = None, method: str | None = None) -> Parser:
+    """Options of the command and one option per setting. The help shows the settings of `method`,
+    with the values of `preset` as defaults. Settings of other methods are parsed too: the method
+    may come from a file, and `request` explains what does not belong to it."""
+    parser = Parser(
+        "train",
+        run,
+        examples=(
+            "pseudoloss train photos/ --out run",
+            "pseudoloss train labels.csv --out run --time 2h",
+            "pseudoloss train digits --out run --corrupt symmetric:0.4 --method ce",
+            "pseudoloss train --out run --resume",
+        ),
+    )
+    parser.usage = "pseudoloss train SOURCE --out RUN [options]"
+    add = parser.add_argument
+    add("source", nargs="?", metavar="SOURCE", help="images to train on; optional with --resume")
+    add(
+        "--out",
+        type=path,
+        metavar="RUN",
+        help="path of the run folder; must not exist unless --resume is given",
+    )
+    add(
+        "--preset",
+        metavar="NAME",
+        help="settings to start from; see pseudoloss presets (default: chosen to fit SOURCE)",
+    )
+    add(
+        "--config",
+        type=path,
+        metavar="FILE",
+        help="settings from a TOML file or from the config.json of a run; options override them",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="resume the run in RUN from its last checkpoint; start it if there is none",
+    )
+    add(
+        "--minutes",
+        type=number,
+        metavar="M",
+        help="stop before an epoch that would not end within M minutes; continue with --resume",
+    )
+    add(
+        "--time",
+        type=duration,
+        metavar="TIME",
+        help="choose the number of epochs that fits into this time, such as 30m or 2h",
+    )
+    add(
+        "--checkpoint-every",
+        type=whole,
+        default=1,
+        metavar="N",
+        help="number of epochs between checkpoints; the last epoch always has one (default: 1)",
+    )
+    add("--quiet", action="store_true", help="print only errors")
+    add_read_options(parser)
+    _add_settings(parser, preset, method)
+    return parser
+
+
+class Setting(NamedTuple):
+    """A setting as the command line shows it."""
+
+    type: Any
+    group: str
+    help: str
+
+
+def settings_of(method: str) -> dict[str, Setting]:
+    """The settings of a method by name: the shared ones, then its own."""
+    types = setting_types(method)
+    return {
+        name: Setting(types[name], group, text)
+        for name, (group, text) in describe_settings(method).items()
+    }
+
+
+def _add_settings(parser: Parser, preset: str | None, method: str | None) -> None:
+    """One option per setting. Those of other methods do not appear in the help."""
+    usual = PRESETS.get(preset or "", {}).get("method", Settings.method)
+    chosen = method if method in METHODS else usual
+    defaults = as_json(request(preset, None, {"method": chosen}).settings("default"))
+    groups: dict[str, Any] = {}
+    shown = settings_of(chosen)
+    for name, (hint, title, text) in shown.items():
+        group = groups.setdefault(title, parser.add_argument_group(title) if title else parser)
+        group.add_argument(
+            flag(name),
+            dest=name,
+            default=argparse.SUPPRESS,
+            help=with_default(text, defaults[name]),
+            **argument_for(hint),
+        )
+    others = {name: found for other in METHODS for name, found in settings_of(other).items()}
+    for name, (hint, _, _) in others.items():
+        if name not in shown:
+            parser.add_argument(
+                flag(name),
+                dest=name,
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
+                **argument_for(hint),
+            )

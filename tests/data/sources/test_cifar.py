@@ -1,0 +1,112 @@
+"""CIFAR-10 and CIFAR-100, on small files with their layout."""
+
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+
+from pseudoloss.cli.inspection import inspect
+from pseudoloss.data import open_source
+from pseudoloss.data.sources import cifar
+from pseudoloss.errors import InputError
+
+
+@pytest.fixture
+def fake_cifar(tmp_path, monkeypatch):
+    """The official layouts with a few random images; their sums stand in for the official ones."""
+    random = np.random.default_rng(0)
+
+    def batch(n, key, classes):
+        return {
+            b"data": random.integers(0, 256, (n, 3072), dtype=np.uint8),
+            key: [i % classes for i in range(n)],
+            b"filenames": [f"image_{i}.png".encode() for i in range(n)],
+        }
+
+    def write(folder, name, content, sums):
+        path = tmp_path / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(content))
+        monkeypatch.setitem(sums, name, hashlib.md5(path.read_bytes()).hexdigest())
+        return content
+
+    hundred = {}
+    for name, n in (("train", 20), ("test", 10)):
+        content = batch(n, b"fine_labels", 5)
+        content[b"coarse_labels"] = [label % 2 for label in content[b"fine_labels"]]
+        hundred[name] = write("cifar-100-python", name, content, cifar.CIFAR100_MD5)
+    names = [f"class{i}".encode() for i in range(5)]
+    write("cifar-100-python", "meta", {b"fine_label_names": names}, cifar.CIFAR100_MD5)
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        write("cifar-10-batches-py", name, batch(10, b"labels", 5), cifar.CIFAR10_MD5)
+    write("cifar-10-batches-py", "batches.meta", {b"label_names": names}, cifar.CIFAR10_MD5)
+    return tmp_path, hundred
+
+
+def test_cifar100(fake_cifar):
+    root, content = fake_cifar
+    for place in (root, root / "cifar-100-python"):
+        data = open_source(f"cifar100:{place}")
+        assert (len(data.train), len(data.test)) == (20, 10)
+        wanted = content["train"][b"data"].reshape(-1, 3, 32, 32)
+        np.testing.assert_array_equal(data.train.images_NCHW, wanted)
+        assert data.train.given_N.tolist() == content["train"][b"fine_labels"]
+        assert data.train.paths[3] == "image_3.png"
+        assert data.train.classes[2] == "class2"
+        assert data.train.superclasses == (0, 1, 0, 1, 0)
+        assert data.normalisation()[0] == (0.5071, 0.4867, 0.4408)
+
+
+def test_cifar10(fake_cifar):
+    data = open_source(f"cifar10:{fake_cifar[0]}")
+    assert (len(data.train), len(data.test), len(data.train.classes)) == (50, 10, 5)
+
+
+def test_a_look_at_cifar(fake_cifar):
+    found = inspect(f"cifar100:{fake_cifar[0]}")
+    assert (found.train, found.test, len(found.classes)) == (20, 10, 5)
+    assert found.plan.stored == (32, 32)
+    assert (found.problems, found.plan.batch_size) == ([], 2)
+
+
+def test_nothing_is_unpickled_before_its_sum_is_checked(fake_cifar, monkeypatch):
+    root, _ = fake_cifar
+
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("the pickle ran",))
+
+    (root / "cifar-100-python" / "train").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(InputError, match=r"train is not the official file .*MD5"):
+        open_source(f"cifar100:{root}")
+
+
+def test_missing_cifar_files(fake_cifar, tmp_path):
+    root, _ = fake_cifar
+    (root / "cifar-100-python" / "test").unlink()
+    with pytest.raises(InputError, match=r"test missing in .*cifar-100-python; its"):
+        open_source(f"cifar100:{root}")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(InputError, match=r"found neither cifar-100-python/ nor its files train"):
+        open_source(f"cifar100:{empty}")
+    (empty / "cifar-100-python.tar.gz").touch()
+    with pytest.raises(InputError, match=r"unpack .*cifar-100-python.tar.gz first"):
+        open_source(f"cifar100:{empty}")
+    with pytest.raises(InputError, match=r"no such folder; it should hold cifar-10-batches-py"):
+        open_source("cifar10:nowhere/at/all")
+    with pytest.raises(InputError, match=r"owners publish it at https://www.cs.toronto.edu"):
+        open_source("cifar10:nowhere/at/all")
+
+
+def test_the_official_sums():
+    """As published with the files; a change here would let other pickles in."""
+    assert cifar.CIFAR100_MD5["train"] == "16019d7e3df5f24257cddd939b257f8d"
+    assert cifar.CIFAR100_MD5["test"] == "f0ef6b0ae62326f3e7ffdfab6717acfc"
+    from torchvision.datasets import CIFAR10, CIFAR100
+
+    for ours, theirs in ((cifar.CIFAR10_MD5, CIFAR10), (cifar.CIFAR100_MD5, CIFAR100)):
+        wanted = dict([*theirs.train_list, *theirs.test_list])
+        wanted[theirs.meta["filename"]] = theirs.meta["md5"]
+        assert ours == wanted

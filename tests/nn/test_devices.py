@@ -1,0 +1,29 @@
+"""Choice of device and precision."""
+
+import pytest
+import torch
+
+from pseudoloss.errors import InputError
+from pseudoloss.nn.devices import choose_device, choose_precision, using
+
+
+def test_devices_by_name():
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+
+
+@pytest.mark.parametrize("name", ["cuda:97", "tpu", "meta", ""])
+def test_unknown_devices_are_refused(name):
+    with pytest.raises(InputError, match=f"--device {name}"):
+        choose_device(name)
+
+
+def test_precision_depends_on_the_device():
+    assert choose_precision("auto", torch.device("cpu")) == torch.float32
+    assert choose_precision("auto", torch.device("cuda")) == torch.bfloat16
+    assert choose_precision("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+def test_using_the_cpu_changes_nothing():
+    with using(torch.device("cpu")):
+        assert torch.ones(2).device.type == "cpu"
