@@ -81,8 +81,6 @@ def test_the_network_sees_one_mixed_weak_view():
     assert list(shown) == [NET]
     assert shown[NET].no_grad == []
     torch.testing.assert_close(shown[NET].with_grad, [0.7 * weak + 0.3 * weak[SWAP]])
-    ce = build(Settings(method="ce"), GIVEN, C, False)
-    torch.testing.assert_close(ce.show(views, batch)[NET].with_grad, [weak])
 
 
 def test_the_warm_up_of_pls_is_mixup_on_the_given_labels():

@@ -212,11 +212,6 @@ def test_every_switch_changes_the_loss(run, switch):
     assert run.loss().item() != pytest.approx(run.loss(**switch).item(), rel=1e-5)
 
 
-def test_the_class_in_the_contrastive_loss_is_chosen_by_its_setting(run):
-    assert pls_of(run.given).options.contrastive_class is pls.class_of_mixed
-    assert pls_of(run.given, contrast_class="own").options.contrastive_class is pls.class_of_own
-
-
 def test_mixed_contrast_labels_are_y_mix_times_its_transpose(run):
     """Row 7: only the contrastive term differs, by L' = Y_mix Y_mixᵀ in NumPy."""
     rest = run.loss(contrast=False).item()
