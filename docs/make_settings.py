@@ -2,126 +2,160 @@
 
 import re
 from argparse import SUPPRESS, Action
+from collections.abc import Iterable
 from pathlib import Path
 
-from pseudoloss.cli import train_parser
-from pseudoloss.config import NEEDS, PRESETS, Settings, as_flag, as_text, describe_settings, flag
-from pseudoloss.data import ReadOptions
+from pseudoloss.cli.train import train_parser
+from pseudoloss.config import (
+    METHOD_SETTINGS,
+    Settings,
+    as_flag,
+    as_json,
+    as_text,
+    describe_settings,
+    flag,
+)
+from pseudoloss.presets import NEEDS, PRESETS
+from pseudoloss.reading import READ_OPTIONS
 
 HEAD = """# Settings
 
-Every setting is a flag of `pseudoloss train`, a keyword of `pl.train` and a parameter of `pl.PLS`
-(there with underscores). Values come from the preset (`--preset NAME`, or what fits the source),
-then from a file (`--config FILE.toml`, with lines such as `epochs = 100`), then from flags. An
-unknown name is an error. `pseudoloss presets NAME` shows every setting of a preset.
+Every setting is a flag of `pseudoloss train`, a keyword of `pl.train` and, with underscores, a key
+of a `--config` file. Values come from the preset (`--preset NAME`, or the one that fits the data),
+then from the file (`--config FILE.toml`, with lines such as `epochs = 100`), then from flags. An
+unknown name is an error. `pseudoloss presets NAME` shows every setting of a preset;
+`pseudoloss train --method NAME --help` shows those of a method.
 
-For images of your own some values are made to fit the data where you name none: the
-batch size (at least eight steps an epoch; the learning rate goes with it), the prior of the class
-balance (that of the given labels, where one class has twice the images of another), the image size
-and normalisation (those of the network's weights), and for image files on a CPU, instead of
-preactresnet18, a small network and 30 epochs. That holds for files with any preset, for arrays
-without one. The run says what it uses, and `config.json` keeps it.
+For your own images some values are chosen to fit the data unless you set them: the batch size (at
+least eight steps per epoch; the learning rate is scaled with it), the prior of the class balance
+(`given` if one class has twice the images of another), image size and normalisation (those of the
+pretrained network), and for image files on a CPU a small network and 30 epochs instead of
+`preactresnet18`. This holds for files with any preset and for arrays without one. The run prints
+what it uses, and `config.json` records it.
 
 This page is written by `python docs/make_settings.py`.
 """
 
+SHARED = """## Shared settings
+
+All methods have these.
+"""
+
+# Titles of the methods; one without an entry is called by its name.
+TITLES = {
+    "pls": "Pseudo-Loss Selection",
+    "ce": "cross-entropy",
+    "mixup": "mixup",
+    "elr": "Early-Learning Regularisation",
+    "co-teaching": "Co-teaching",
+}
+
 WHEN = {
-    "method": "To see what PLS is worth on your data: train a baseline beside it.",
-    "network": "Other sizes and speeds: small-cnn on a CPU, a larger timm model for more accuracy.",
-    "weights": "Photographs: pretrained, or a file where there is no network. Else leave it.",
-    "projection": "Hardly ever.",
+    "method": "To compare with a baseline or a rival on your data.",
+    "network": "small-cnn on a CPU, a larger timm model for more accuracy.",
+    "weights": "Photographs: pretrained, or a file if there is no internet connection.",
+    "projection": "Rarely.",
     "epochs": "More for accuracy, fewer for time; or let `--time` choose.",
-    "warmup": "Longer if a notice says that the warm-up ended at chance; shorter with pretrained "
-    "weights, which learn wrong labels by heart soon.",
-    "batch_size": "Smaller where memory ends (or `--accumulate`), larger on a large GPU.",
-    "accumulate": "A batch does not fit into the memory of the GPU.",
+    "warmup": "Longer if a notice says that the warm-up ended at chance.",
+    "batch_size": "Smaller if memory is short (or `--accumulate`), larger on a large GPU.",
+    "accumulate": "A batch does not fit into GPU memory.",
     "lr": "Lower if the loss becomes NaN or the warm-up ends at chance.",
-    "momentum": "Hardly ever.",
-    "weight_decay": "Less for small sets and fine-tuning, more against overfitting.",
-    "threshold": "Lower with very many wrong labels; higher if good labels are doubted.",
-    "threshold_on": "For the paper's messages of stage 1.",
-    "noise_metric": "capped-loss if a notice says that stage 1 swings, or at some 80% noise; the "
-    "others for comparisons.",
-    "gamma": "Nearer to 1 if guesses are certain and wrong.",
-    "guess_norm": "For the paper's form.",
-    "guess_mode": "For comparisons; eval with batches that are too small for statistics.",
-    "weighting": "For the paper's form (together), or that of the program's other commit (own).",
+    "schedule": "To repeat a method with its own schedule.",
+    "momentum": "Rarely.",
+    "weight_decay": "Less for small datasets and fine-tuning, more against overfitting.",
+    "threshold": "Lower with very many wrong labels; higher if good labels are flagged.",
+    "threshold_on": "For the paper's rule.",
+    "noise_metric": "capped-loss if a notice says that stage 1 is unstable, or at about 80% "
+    "noise; the others for comparisons.",
+    "protect_rare_classes": "Off for the paper's stage 1.",
+    "gamma": "Closer to 1 if pseudo-labels are confident and wrong.",
+    "pseudo_label_norm": "max for the paper's form.",
+    "pseudo_label_mode": "For comparisons; eval if batches are too small for statistics.",
+    "weighting": "interpolated for the paper's form, first for another commit of the released "
+    "program.",
     "trust_metric": "For comparisons.",
     "trust_threshold": "With `--trust-metric threshold`.",
-    "mu": "Hardly ever.",
-    "contrast_class": "For the paper's form.",
-    "balance": "Lower if rare classes are predicted too often; 0 where shares are unknown.",
-    "balance_prior": "Imbalanced classes: given. Chosen by itself for folders and tables.",
+    "initial_trust": "On for the paper's Algorithm 1.",
+    "mu": "Rarely.",
+    "contrast_class": "own for the paper's form.",
+    "contrast_labels": "mixed for the paper's form.",
+    "contrast_mix": "separate for the paper's form.",
+    "balance": "Lower if rare classes are predicted too often; 0 if the shares are unknown.",
+    "balance_prior": "given for imbalanced classes; chosen automatically for folders and tables.",
+    "mixup_lambda": "uniform for the paper's form.",
     "correct": "Ablation.",
-    "contrast": "Ablation; off is quicker.",
+    "contrast": "Ablation; off is faster.",
     "trust_in_classification": "Ablation.",
     "trust_in_contrast": "Ablation.",
-    "mixup": "Ablation; off where mixed images make no sense.",
+    "mixup": "Ablation; off if mixed images make no sense.",
+    "elr_lambda": "Tune it for your dataset.",
+    "elr_beta": "Tune it for your dataset.",
+    "forget_rate": "Set it to the noise rate, or an estimate of it.",
+    "forget_epochs": "Rarely.",
+    "ensemble": "To predict with both networks, at twice the cost.",
     "image_size": "Larger for details, smaller for speed.",
-    "pad": "0 where a shift would cut off what matters.",
-    "flip": "Off where left and right matter: digits, text, signs.",
-    "compare_metrics": "For the paper's figures.",
+    "pad": "0 if a shift would cut off what matters.",
+    "flip": "Off if left and right matter: digits, text, signs.",
+    "compare_metrics": "For the paper's plots.",
     "corrupt": "For experiments only.",
     "pool": "For experiments only.",
-    "seed": "For other runs of the same; results differ a little.",
-    "device": "Several GPUs, or a CPU on purpose.",
-    "precision": "float32 if bf16 is suspected of a NaN.",
-    "images": "files where memory is short; host or device to decide yourself.",
-    "accelerate": "off or capture to look for a fault; full for timm networks.",
-    # What is no setting.
-    "test": "You have images whose labels are right: only they tell the accuracy itself.",
-    "hold_out": "0 to train on every image; more for a firmer figure of accuracy.",
-    "strict": "No file may be missing from what is trained on.",
-    "fit": "stretch where what matters lies at the edges of long images.",
-    "path_column": "The table calls it otherwise; of `hf:NAME`, the column of images.",
-    "label_column": "The table calls it otherwise, or has several labels an image.",
-    "split_column": "The table calls it otherwise.",
-    "out": "Always: nothing is written elsewhere.",
-    "preset": "To repeat an experiment of the paper, or to choose between finetune and scratch.",
-    "config": "To use the settings of another run again: `--config RUN/config.json`.",
-    "resume": "A run was stopped or killed. It is safe to give it always.",
-    "minutes": "The machine is yours for so long only.",
-    "time": "You know how long you will wait, and not how many epochs that is.",
-    "checkpoint_every": "More where writing a large model every epoch takes time.",
+    "seed": "To repeat a run with other random numbers.",
+    "device": "Several GPUs, or to use the CPU.",
+    "precision": "float32 if bf16 may be the cause of a NaN.",
+    "images": "files if memory is short.",
+    "accelerate": "off or capture to look for a bug; full for timm networks.",
+    # Options that are not settings.
+    "test": "You have images with correct labels: only they give the true accuracy.",
+    "hold_out": "0 to train on every image; more for a more precise accuracy.",
+    "strict": "No file may be missing.",
+    "fit": "stretch if what matters is at the edges of long images.",
+    "path_column": "The column has another name; for `hf:NAME`, the image column.",
+    "label_column": "The column has another name, or there are several.",
+    "split_column": "The column has another name.",
+    "out": "Always.",
+    "preset": "To repeat an experiment, or to choose between finetune and scratch.",
+    "config": "To reuse the settings of a run: `--config RUN/config.json`.",
+    "resume": "A run was interrupted. It can always be given.",
+    "minutes": "You have the machine for a limited time.",
+    "time": "You know how long you can wait, but not how many epochs that is.",
+    "checkpoint_every": "More if writing a large model takes long.",
     "quiet": "In scripts.",
 }
 
-READING = """## Folders and tables of images
+READING = """## Reading folders and tables
 
-How a source is read: flags of `pseudoloss train` and `pseudoloss inspect`, keywords of `pl.train`.
-They belong to the source, not to the settings, so neither a preset nor a `--config` file has them;
-`config.json` keeps them beside the source. [Data](data.md) tells more.
+Flags of `pseudoloss train` and `pseudoloss inspect`, keywords of `pl.train`. They belong to the
+source, so presets and `--config` files do not have them; `config.json` records them beside the
+source ([data.md](data.md)).
 """
 
-COMMAND = """## The command itself
+COMMAND = """## The command
 
-Words of `pseudoloss train`, keywords of `pl.train` (there `--time` is `time_budget`, in minutes).
-`--time` and `--minutes` are not the same: `--time` plans as many epochs as fit, and the run ends by
-itself; `--minutes` stops a run that is planned longer, and `--resume` goes on with it.
+Arguments of `pseudoloss train`, keywords of `pl.train` (where `--time` is `time_budget`, in
+minutes). `--time` plans as many epochs as fit, and the run ends by itself; `--minutes` stops a
+longer run, and `--resume` continues it.
 """
 
-TABLE = "| flag | default | meaning | when to touch it |\n|---|---|---|---|"
+TABLE = "| flag | default | meaning | when to change it |\n|---|---|---|---|"
 
 
 def page() -> str:
     """The whole page."""
-    lines, current = [HEAD], ""
-    for name, (group, text) in describe_settings().items():
-        if group != current:
-            lines.append(f"## {group}\n\n{TABLE}")
-            current = group
-        shown = as_text(getattr(Settings(), name))
-        last = _is_last(name, group)
-        row = f"| `{flag(name)}` | {shown} | {text} | {WHEN[name]} |"
-        lines.append(row + ("\n" if last else ""))
-    others = [
+    described = {method: describe_settings(method) for method in METHOD_SETTINGS}
+    shared = set.intersection(*(set(names) for names in described.values()))
+    lines = [HEAD, SHARED, *_groups(next(iter(METHOD_SETTINGS)), shared)]
+    for method, names in described.items():
+        lines.append(_title(method))
+        own = names.keys() - shared
+        lines += _groups(method, own) if own else ["No settings of its own.\n"]
+    options = [
         action
-        for action in train_parser(None)._actions
-        if action.option_strings and action.dest not in (*describe_settings(), "help")
+        for action in train_parser()._actions
+        if action.dest not in ("help", "source") and not _is_setting(action, described)
     ]
     for head, is_reading in ((READING, True), (COMMAND, False)):
-        chosen = [action for action in others if hasattr(ReadOptions, action.dest) == is_reading]
-        lines += [head, TABLE, *map(_row, chosen), ""]
+        chosen = [action for action in options if (action.dest in READ_OPTIONS) == is_reading]
+        lines += [head, TABLE, *map(_option_row, chosen), ""]
     lines.append("## Presets\n\n| preset | changes | needs |\n|---|---|---|")
     for name, changes in PRESETS.items():
         text = " ".join(f"`{as_flag(key, value)}`" for key, value in changes.items())
@@ -130,18 +164,36 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(action: Action) -> str:
-    """An option that is no setting, as its help describes it."""
-    text, default = re.fullmatch(r"(.*?)(?: \(default: (.*)\))?", action.help or "").groups()
-    value = getattr(ReadOptions, action.dest) if action.default == SUPPRESS else action.default
+def _title(method: str) -> str:
+    title = TITLES.get(method, method)
+    return f"## `--method {method}`" + ("\n" if title == method else f": {title}\n")
+
+
+def _groups(method: str, names: Iterable[str]) -> list[str]:
+    """A table for each group of settings, in their order."""
+    defaults = as_json(Settings(method=method))
+    tables: dict[str, list[str]] = {}
+    for name, (group, text) in describe_settings(method).items():
+        if name in names:
+            row = f"| `{flag(name)}` | {as_text(defaults[name])} | {text} | {WHEN[name]} |"
+            tables.setdefault(group, []).append(row)
+    return [line for group, rows in tables.items() for line in (f"### {group}\n", TABLE, *rows, "")]
+
+
+def _is_setting(action: Action, described: dict[str, dict[str, tuple[str, str]]]) -> bool:
+    return any(action.dest in names for names in described.values())
+
+
+def _option_row(action: Action) -> str:
+    """An option that is not a setting, as its help describes it."""
+    help_text = (action.help or "").replace("%%", "%")
+    text, default = re.fullmatch(r"(.*?)(?: \(default: (.*)\))?", help_text).groups()
+    value = action.default
+    if value == SUPPRESS:
+        value = READ_OPTIONS[action.dest].default
     meaning = f"{text[0].upper()}{text[1:]}."
     shown = default or as_text(value)
     return f"| `{action.option_strings[0]}` | {shown} | {meaning} | {WHEN[action.dest]} |"
-
-
-def _is_last(name: str, group: str) -> bool:
-    names = [other for other, (its_group, _) in describe_settings().items() if its_group == group]
-    return name == names[-1]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Train image classifiers on noisy labels, and find out which labels are wrong.
 
-    import pseudoloss as pl
+import pseudoloss as pl
 
-    run = pl.train("digits", out="run", corrupt="symmetric:0.4")
-    run.labels                                    # what is known about every label
-    pl.PLS(epochs=50).fit(images, labels).predict(new_images)
+run = pl.train("digits", out="run", corrupt="symmetric:0.4")
+run.labels                                    # what is known about every label
+pl.PLS(epochs=50).fit(images, labels).predict(new_images)
 """
 
 from importlib import import_module

@@ -258,3 +258,23 @@ def read_config(path: Path) -> dict[str, Any]:
     if "settings" in values:  # the config.json of a run, perhaps of an earlier version
         return upgrade_settings(values["settings"])
     return values
+
+
+# ------------------------------------------------------------------- settings that suit the data
+
+STEPS = 8  # an epoch should have at least this many
+UNEVEN = 2  # a class with this many times the images of another makes a dataset imbalanced
+
+
+def fit_to_data(counts: Mapping[str, int], usual: Settings) -> dict[str, Any]:
+    """Settings that suit these numbers of images per class better than the preset does."""
+    found: dict[str, Any] = {}
+    images, parts, batch_size = sum(counts.values()), usual.accumulate, usual.batch_size
+    # Halve the batch, into equal parts of at least two images, until an epoch has enough steps.
+    while images < STEPS * batch_size and batch_size % (2 * parts) == 0 and batch_size >= 4 * parts:
+        batch_size //= 2
+    if batch_size != usual.batch_size:
+        found["batch_size"] = batch_size
+    if max(counts.values()) >= UNEVEN * max(min(counts.values()), 1):
+        found["balance_prior"] = "given"
+    return found

@@ -1,4 +1,4 @@
-"""`pseudoloss demo`: cross-entropy beside PLS on digits with 40% wrong labels."""
+"""`pseudoloss demo`: cross-entropy and PLS on digits with 40% wrong labels."""
 
 import shlex
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pseudoloss.cli.demo_picture import write_picture
 from pseudoloss.config import Settings
 from pseudoloss.engine.training import train
 from pseudoloss.errors import InputError
@@ -16,15 +17,16 @@ METHODS = {"ce": "cross-entropy", "pls": "PLS"}
 
 
 def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
-    """Train both methods on the same noisy digits, print a table, return the summary."""
-    Settings(seed=seed)  # refuses what is no seed, before anything is printed
+    """Train both methods on the same noisy digits, print a table, draw demo.svg, and return the
+    summary."""
+    Settings(seed=seed)  # checks the seed before anything is printed
     folder = default_folder(resume) if out is None else out
     if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"--out {folder}: exists already; choose another folder or add --resume")
+        raise InputError(f"--out {folder}: already exists; choose another folder or add --resume")
     console = Console(highlight=False)
     console.print(
-        "Handwritten digits, 40% of the training labels made wrong. Both methods train on the same "
-        "labels;\nthe test labels are right.\n"
+        "Handwritten digits; 40% of the training labels are replaced by wrong ones. Both methods "
+        "train on\nthe same labels. The test labels are clean.\n"
     )
     options: dict[str, Any] = {"preset": "digits-id40", "seed": seed, "resume": resume}
     try:
@@ -34,27 +36,22 @@ def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
     except KeyboardInterrupt:
         place = shlex.quote(str(folder))
         raise KeyboardInterrupt(
-            f"interrupted; go on with: pseudoloss demo --out {place} --resume"
+            f"interrupted; resume with: pseudoloss demo --out {place} --resume"
         ) from None
     summary = {"methods": {method: run.summary for method, run in runs.items()}}
     write_json(folder / "summary.json", summary)
+    write_picture(folder / "demo.svg", runs, METHODS)
     console.print()
     console.print(comparison(summary["methods"]))
-    console.print(
-        f"Look next at [bold]{folder / 'pls' / 'labels.csv'}[/bold]: "
-        "for every image, is its label wrong, and what would be right?\n"
-        "Then train on your own images:\n"
-        "  pseudoloss train photos/ --out run      (a folder a class; see docs/tutorial.md)\n"
-        "  pseudoloss train --help",
-        soft_wrap=True,
-    )
+    console.print(next_steps(folder), soft_wrap=True)
     return summary
 
 
 def comparison(methods: dict[str, dict[str, Any]]) -> Table:
-    table = Table(title="Accuracy on the test images")
+    """One row per method: accuracy, and how well it finds the wrong labels."""
+    table = Table(title="Accuracy on clean test images")
     table.add_column("method")
-    for name in ("last epoch", "best epoch", "wrong labels found", "of those flagged, wrong"):
+    for name in ("last epoch", "best epoch", "wrong labels found", "flagged labels wrong"):
         table.add_column(name, justify="right")
     for method, summary in methods.items():
         accuracy, detection = summary["accuracy"], summary["detection"]
@@ -68,14 +65,26 @@ def comparison(methods: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
+def next_steps(folder: Path) -> str:
+    """The end of the output: what was written, and what to run next."""
+    return (
+        f"Open [bold]{folder / 'demo.svg'}[/bold] in a browser: accuracy by epoch, and images that "
+        "PLS flags.\n"
+        f"All labels, one row per image: [bold]{folder / 'pls' / 'labels.csv'}[/bold]\n\n"
+        "Next, on your own images (one folder per class):\n"
+        "  pseudoloss inspect photos/\n"
+        "  pseudoloss train photos/ --out run"
+    )
+
+
 def default_folder(resume: bool) -> Path:
-    """The first of pseudoloss-demo, pseudoloss-demo-2, … that is not taken; to resume, the one
-    before it."""
-    taken, folder, number = None, Path("pseudoloss-demo"), 2
+    """The first of pseudoloss-demo, pseudoloss-demo-2, … that does not exist; to resume, the last
+    one that does."""
+    existing, folder, number = None, Path("pseudoloss-demo"), 2
     while folder.exists():
-        taken, folder = folder, Path(f"pseudoloss-demo-{number}")
+        existing, folder = folder, Path(f"pseudoloss-demo-{number}")
         number += 1
-    return taken if resume and taken is not None else folder
+    return existing if resume and existing is not None else folder
 
 
 def _percent(share: float | None) -> str:

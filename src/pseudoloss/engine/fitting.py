@@ -1,7 +1,7 @@
 """Settings that suit the data, and a number of epochs that suits the time."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,10 +13,8 @@ from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
 from pseudoloss.methods import Method
 from pseudoloss.nn.devices import choose_device
-from pseudoloss.presets import Request
+from pseudoloss.presets import Request, fit_to_data
 
-STEPS = 8  # an epoch should have at least this many
-UNEVEN = 2  # a class with this many times the images of another makes a dataset imbalanced
 CPU_EPOCHS = 30  # default without a GPU
 UNTIMED = 5  # steps on a GPU before others are timed: they include compilation
 TIMED = 5
@@ -50,20 +48,6 @@ def choose_settings(found: Data | ScannedSource, asked: Request) -> Chosen:
         if name not in asked.values and name in setting_types(usual.method)
     }
     return Chosen(asked.settings(found.preset, fitting), fitting)
-
-
-def fit_to_data(counts: Mapping[str, int], usual: Settings) -> dict[str, Any]:
-    """Settings that suit these numbers of images per class better than the preset does."""
-    found: dict[str, Any] = {}
-    images, parts, batch_size = sum(counts.values()), usual.accumulate, usual.batch_size
-    # Halve the batch, into equal parts of at least two images, until an epoch has enough steps.
-    while images < STEPS * batch_size and batch_size % (2 * parts) == 0 and batch_size >= 4 * parts:
-        batch_size //= 2
-    if batch_size != usual.batch_size:
-        found["batch_size"] = batch_size
-    if max(counts.values()) >= UNEVEN * max(min(counts.values()), 1):
-        found["balance_prior"] = "given"
-    return found
 
 
 class Pace(NamedTuple):
