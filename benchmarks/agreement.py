@@ -1,20 +1,21 @@
-"""Do fast steps train the same network as plain ones? On a GPU, step for step.
+"""Do fast steps train the same network as plain steps? Step by step, on a GPU.
 
     python benchmarks/agreement.py SOURCE [--preset NAME] [--minutes M] [--quick] [--out FILE.json]
 
-All begin each phase with the same weights and draw the same random numbers; every method, every
-switch and every row of the ablation is tried, and two large networks. Behind the warm-up some
-images count as noisy, and each of those is trusted in part, by chance. Three comparisons with plain
-calls, as distances of the weights after some steps, in parts of the way they have gone by then:
+All runs start each phase with the same weights and use the same random numbers. Every method, every
+switch, every row of the ablation and two large networks are compared. After the warm-up, random
+images are flagged as noisy, each with a random trust. There are three comparisons with plain calls.
+Each gives the distance between the weights after some steps, relative to the distance that the
+plain calls have moved by then:
 
 - captured: the same kernels, replayed as a graph. The distance must be zero.
-- fast: fused, compiled and captured. Other kernels round otherwise.
-- rounding: plain calls once more, from weights that differ in their last bit. What rounding alone
-  does: training spreads any difference, so the others must be judged by this one.
+- fast: fused, compiled and captured. These kernels round differently.
+- rounding: plain calls from weights that differ in their last bit. This is the effect of rounding
+  alone. Training amplifies any difference, so compare the other distances with this one.
 
-In bf16 fast steps may round less than plain ones, where a value is never written between two
-layers. So a fourth comparison, with plain steps in float32: fast ones must, on average over the
-variants, be no farther from those than plain ones are. Each distance is one draw.
+In bf16, fast steps may round less than plain steps, because fused layers do not store intermediate
+values. So there is a fourth comparison, with plain steps in float32: on average over the variants,
+fast steps must not be farther from them than plain steps are. Each distance is measured once.
 """
 
 import argparse
@@ -70,13 +71,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "standard network": {"network": "preactresnet18"},
     "released network": {"network": "preactresnet18-released"},
 }
-STEPS = (1, 5, 20, 40)  # in the warm-up, and again afterwards
-NOISY = 0.4  # of the images, behind the warm-up
-BLOCK = 16  # steps whose random numbers are drawn at once: several times in STEPS
+STEPS = (1, 5, 20, 40)  # in the warm-up, and again after it
+NOISY = 0.4  # share of the images that are flagged after the warm-up
+BLOCK = 16  # steps whose random numbers are generated at once: several blocks in STEPS
 
 
-class Told(SilentReporter):
-    """Remembers notices: a step that could not be captured says so."""
+class NoticeReporter(SilentReporter):
+    """Keeps the notices: there is one if a step could not be captured."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
@@ -86,8 +87,8 @@ class Told(SilentReporter):
 
 
 class Phase(NamedTuple):
-    """Warm-up or what follows: the state it began with, the weights after each of STEPS, and what
-    scoring found in the end."""
+    """A phase: its state at the start, the weights after each of STEPS, and the losses of all
+    images at the end."""
 
     start: dict[str, Tensor]
     weights: list[Tensor]
@@ -101,20 +102,20 @@ def run(
     like: list[Phase] | None = None,
     nudge: bool = False,
 ) -> tuple[list[Phase], list[str]]:
-    """Both phases; with `like`, each from the state in which that run began it."""
-    told = Told()
+    """Run both phases; with `like`, each from the state at which that run started it."""
+    reporter = NoticeReporter()
     phases = []
     with isolated_torch():
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True, warn_only=True)
-        trainer = Trainer(data, settings, told)
+        trainer = Trainer(data, settings, reporter)
         state = checkpoint.checkpoint_tensors(trainer)
         for epoch in range(2):
             if like:
                 for name, tensor in state.items():
                     tensor.copy_(like[epoch].start[name])
             elif epoch:
-                judge(trainer)
+                flag_at_random(trainer)
             if nudge:
                 torch._foreach_mul_(parameters(trainer), 1 + torch.finfo(torch.float32).eps)
             start = {name: tensor.clone() for name, tensor in state.items()}
@@ -126,14 +127,14 @@ def run(
             for i, _ in enumerate(trainer.run_steps(prepared, random, max(steps))):
                 if i + 1 in steps:
                     phase.weights.append(flat(parameters(trainer)))
-            for _ in range(PLAIN_CALLS + 2):  # so often that the last one is a replay
+            for _ in range(PLAIN_CALLS + 2):  # the last one is a replay
                 trainer.score(epoch)
             phases.append(phase._replace(losses_N=trainer.state.loss_N.double()))
         torch.use_deterministic_algorithms(False)
-    return phases, told.notices
+    return phases, reporter.notices
 
 
-def judge(trainer: Trainer) -> None:
+def flag_at_random(trainer: Trainer) -> None:
     """Random verdicts in place of those of both stages: so early in training all pseudo-labels are
     fully trusted, and perhaps no label is flagged."""
     random = torch.Generator(trainer.device).manual_seed(2)

@@ -1,11 +1,12 @@
-"""A folder of badly labelled images, from the one command to the label table.
+"""A folder of badly labelled images: one command, and how good its label table is.
 
     python benchmarks/folder.py cifar100:DIR [--work DIR] [--quick] [--out FILE.json] [-- FLAGS]
 
-Writes 6,000 real images of ten classes of CIFAR-100 as files of mixed size, format and mode, a
-folder a class: 5,000 in train/, of which 30% lie in a wrong folder, and 1,000 in test/. Twenty
-files among them are broken: empty, cut short, or text. Then `pseudoloss train FOLDER --out RUN`,
-with what stands behind --, and how well the label table finds the images in wrong folders.
+Writes 6,000 real images of ten classes of CIFAR-100 as files of mixed size, format and mode, one
+folder per class: 5,000 in train/, of which 30% are in a wrong folder, and 1,000 in test/. Twenty
+more files are broken: empty, truncated, or text. Then it runs `pseudoloss train FOLDER --out RUN`
+with the arguments after `--`, and measures how well the label table finds the images in wrong
+folders.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def with_palette(image: Picture) -> Picture:
     return image.convert("P", palette=Image.Palette.ADAPTIVE)
 
 
-# Suffix, what is done to the image, how often.
+# Suffix, conversion, relative frequency.
 FORMS: tuple[tuple[str, Callable[[Picture], Picture], int], ...] = (
     ("jpg", lambda image: image, 4),
     ("png", lambda image: image, 1),
@@ -62,9 +63,9 @@ FORMS: tuple[tuple[str, Callable[[Picture], Picture], int], ...] = (
 
 
 def write_image(pixels_HWC: np.ndarray, stem: Path, random: np.random.Generator) -> Path:
-    """A file beside others of its class."""
-    often = np.array([count for *_, count in FORMS])
-    suffix, change, _ = FORMS[random.choice(len(FORMS), p=often / often.sum())]
+    """Write an image in a random format and size."""
+    frequency = np.array([count for *_, count in FORMS])
+    suffix, change, _ = FORMS[random.choice(len(FORMS), p=frequency / frequency.sum())]
     side = int(random.choice(SIDES))
     longer = side + int(random.choice((0, 0, 4, 16)))
     size = (side, longer) if random.random() < 0.5 else (longer, side)
@@ -74,8 +75,9 @@ def write_image(pixels_HWC: np.ndarray, stem: Path, random: np.random.Generator)
     return path
 
 
-def write_part(images: ImageSet, folder: Path, wrong: float, most: int) -> dict[str, str]:
-    """Images in folders of their classes, some in a wrong one; the right class of each path."""
+def write_images(images: ImageSet, folder: Path, wrong: float, most: int) -> dict[str, str]:
+    """Write images into the folders of their classes, some into a wrong one. Returns the true class
+    of each path."""
     random = np.random.default_rng(len(images))
     true = {images.classes.index(name): name for name in CLASSES}
     pixels_NHWC = images.images_NCHW.numpy().transpose(0, 2, 3, 1)  # type: ignore[union-attr]
@@ -93,12 +95,14 @@ def write_part(images: ImageSet, folder: Path, wrong: float, most: int) -> dict[
 
 
 def write_broken(folder: Path) -> None:
-    """Files that are no images, or not whole."""
+    """Write files that are empty, truncated or not images."""
     for i in range(BROKEN):
-        place = folder / CLASSES[i % len(CLASSES)]
-        whole = max(place.glob("*.png" if i % 2 else "*.jpg"), key=lambda path: path.stat().st_size)
+        inside = folder / CLASSES[i % len(CLASSES)]
+        whole = max(
+            inside.glob("*.png" if i % 2 else "*.jpg"), key=lambda path: path.stat().st_size
+        )
         content = (b"", b"not an image", whole.read_bytes()[:200], whole.read_bytes()[:-60])[i % 4]
-        (place / f"broken{i}{whole.suffix}").write_bytes(content)
+        (inside / f"broken{i}{whole.suffix}").write_bytes(content)
 
 
 def main() -> None:
@@ -106,20 +110,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source")
-    parser.add_argument("--work", type=Path, help="keep the folder and the run there; new")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the images")
+    parser.add_argument("--work", type=Path, help="new folder that keeps the images and the run")
+    parser.add_argument("--quick", action="store_true", help="only a tenth of the images")
     parser.add_argument("--out", type=Path)
-    words = sys.argv[1:]
-    extra = words[words.index("--") + 1 :] if "--" in words else []
-    args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    arguments = sys.argv[1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    args, extra = parser.parse_args(arguments[:end]), arguments[end + 1 :]
     data = open_source(args.source)
     assert data.test is not None
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
         photos, run_folder = work / "photos", work / "run"
         share = 10 if args.quick else 1
-        truth = write_part(data.train, photos / "train", WRONG, 5000 // share)
-        write_part(data.test, photos / "test", 0.0, 1000 // share)
+        truth = write_images(data.train, photos / "train", WRONG, 5000 // share)
+        write_images(data.test, photos / "test", 0.0, 1000 // share)
         write_broken(photos / "train")
         start = time.monotonic()
         command = [sys.executable, "-m", "pseudoloss", "train", str(photos)]

@@ -1,17 +1,17 @@
-"""How time and memory grow with the images, the classes and the size of an image.
+"""How time and memory grow with the number of images, of classes, and of pixels.
 
     python benchmarks/growth.py [--out FILE.json] [--plot FILE.svg] [--quick]
 
-On the CPU and, where there is one, on the GPU:
+On the CPU and, if there is one, on the GPU:
 
-- the memory (`memory.py`): bytes an image, its given label included;
-- the mixtures of both stages: the first over all images, the second over half of them; seconds, and
-  the most memory they hold at a time, results included;
-- the views of a step: two weak ones and a strong one, milliseconds an image;
-- guesses: remembering a batch of them and computing its pseudo-loss, milliseconds a batch.
+- the state that PLS keeps per image (`memory.py`): bytes per image, including its given label;
+- the mixtures of both stages, the first over all images, the second over half of them: seconds, and
+  peak memory including the results;
+- the views of a step, two weak and one strong: milliseconds per image;
+- pseudo-labels: storing a batch and computing its pseudo-loss, milliseconds per batch.
 
-A time is the median of several calls. Peak memory on the CPU is the growth of the resident set, in
-a process of its own that hands freed memory back at once. --quick tries tiny ranges only.
+Times are medians over several calls. Peak memory on the CPU is the growth of the resident set, in a
+separate process that returns freed memory at once.
 """
 
 import argparse
@@ -29,6 +29,17 @@ import torch
 from torch import Tensor
 
 import machine
+from pseudoloss.experiments.drawing import (
+    BLACK,
+    BLUE,
+    GREY,
+    STYLE,
+    VERMILION,
+    WIDTH,
+    EndLabel,
+    label_ends,
+    save,
+)
 from pseudoloss.methods.memory import Memory
 from pseudoloss.methods.mixture import fit_two_modes
 from pseudoloss.methods.pls import pseudo_loss
@@ -38,10 +49,12 @@ IMAGES = (10**4, 10**5, 10**6, 10**7)
 CLASSES = (10, 100, 10**3, 10**4)
 SIZES = (32, 64, 128, 224)
 QUICK = ((10**3, 10**4), (10, 20), (8, 16))
-BATCH = {"cpu": 32, "cuda": 256}  # of images, for the views
-GUESSES = 256  # in a batch
-SECONDS = 2.0  # spent on one measurement, after three calls at least
+BATCH = {"cpu": 32, "cuda": 256}  # images per batch, for the views
+PSEUDO_LABELS = 256  # per batch
+SECONDS = 2.0  # per measurement, and at least three calls
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+RENAMED_KEYS = {"guesses": "pseudo_labels", "bytes_an_image": "bytes_per_image"}  # of old files
 
 Rows = list[dict[str, Any]]
 
@@ -50,17 +63,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="the JSON to write")
-    parser.add_argument("--plot", type=Path, help="the picture to draw (.svg; needs matplotlib)")
-    parser.add_argument("--read", type=Path, help="measure nothing: draw what --out wrote before")
-    parser.add_argument("--quick", action="store_true", help="tiny ranges")
+    parser.add_argument("--out", type=Path, help="result file (.json)")
+    parser.add_argument("--plot", type=Path, help="draw a plot (.svg, .png; needs matplotlib)")
+    parser.add_argument("--read", type=Path, help="measure nothing, plot this result file")
+    parser.add_argument("--quick", action="store_true", help="tiny ranges, to see that it runs")
     parser.add_argument("--resident", type=int, help=argparse.SUPPRESS)  # see resident_growth
     args = parser.parse_args()
     if args.resident:
         print(resident_growth(args.resident))
         return
     if args.read:
-        plot(json.loads(args.read.read_text()), args.plot)
+        if not args.plot:
+            parser.error("--read needs --plot")
+        text = args.read.read_text()
+        for old, new in RENAMED_KEYS.items():
+            text = text.replace(f'"{old}"', f'"{new}"')
+        plot(json.loads(text), args.plot)
         return
     images, classes, sizes = QUICK if args.quick else (IMAGES, CLASSES, SIZES)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -69,19 +87,19 @@ def main() -> None:
         "memory": memory_rows(images, classes),
         "mixtures": [mixture_row(n, device) for device in devices for n in images],
         "views": [view_row(size, device) for device in devices for size in sizes],
-        "guesses": [guess_row(c, device) for device in devices for c in classes],
+        "pseudo_labels": [pseudo_label_row(c, device) for device in devices for c in classes],
     }
     machine.write(args.out, result, {str(args.plot): f"docs/{Path(args.plot or '').name}"})
     if args.plot:
         plot(result, args.plot)
 
 
-def tell(row: dict[str, Any], text: str) -> dict[str, Any]:
+def show(row: dict[str, Any], text: str) -> dict[str, Any]:
     print(text, flush=True)
     return row
 
 
-# ------------------------------------------------------------------------------ what is measured
+# ------------------------------------------------------------------------------- the measurements
 
 
 def memory_rows(images: Sequence[int], classes: Sequence[int]) -> Rows:
@@ -91,19 +109,19 @@ def memory_rows(images: Sequence[int], classes: Sequence[int]) -> Rows:
             given_N = torch.arange(n) % c
             tensors = [given_N, *Memory.of(given_N, c).tensors().values()]
             size = sum(tensor.nbytes for tensor in tensors) / n
-            row = {"images": n, "classes": c, "bytes_an_image": size}
-            rows.append(tell(row, f"memory    {n:>10,} images {c:>7,} classes  {size:.0f} bytes"))
+            row = {"images": n, "classes": c, "bytes_per_image": size}
+            rows.append(show(row, f"state     {n:>10,} images {c:>7,} classes  {size:.0f} bytes"))
     return rows
 
 
 def mixture_row(n: int, device: str) -> dict[str, Any]:
     values_N, noisy_N = losses(n, device)
     both_stages(values_N, noisy_N)
-    peak = resident_growth_apart(n) if device == "cpu" else cuda_growth(values_N, noisy_N)
+    peak = resident_growth_in_process(n) if device == "cpu" else cuda_growth(values_N, noisy_N)
     seconds = clock(lambda: both_stages(values_N, noisy_N), device)
     row = {"device": device, "images": n, "seconds": seconds, "peak_bytes": peak}
     held = "unknown" if peak is None else f"{peak / 1e6:.1f} MB"
-    return tell(row, f"mixtures  {n:>10,} images on {device:4}  {seconds:8.4f} s  {held}")
+    return show(row, f"mixtures  {n:>10,} images on {device:4}  {seconds:8.4f} s  {held}")
 
 
 def view_row(size: int, device: str) -> dict[str, Any]:
@@ -117,54 +135,54 @@ def view_row(size: int, device: str) -> dict[str, Any]:
     mean_C, std_C = (torch.full((3,), value, device=device) for value in (0.5, 0.25))
     views = Views(mean_C, std_C, (size, size), size // 8, True)
 
-    def weak_ones() -> None:
+    def two_weak_views() -> None:
         views.weak(images_BCHW, first)
         views.weak(images_BCHW, second)
 
-    weak = 1e3 * clock(weak_ones, device) / B
-    strong_one = 1e3 * clock(lambda: views.strong(images_BCHW, strong), device) / B
-    row = {"device": device, "size": size, "batch": B, "weak_ms": weak, "strong_ms": strong_one}
-    return tell(
+    weak = 1e3 * clock(two_weak_views, device) / B
+    strong_view = 1e3 * clock(lambda: views.strong(images_BCHW, strong), device) / B
+    row = {"device": device, "size": size, "batch": B, "weak_ms": weak, "strong_ms": strong_view}
+    return show(
         row,
         f"views     {size:>10} pixels on {device:4}  weak ×2 {weak:.4f} ms  "
-        f"strong {strong_one:.4f} ms  an image",
+        f"strong {strong_view:.4f} ms  per image",
     )
 
 
-def guess_row(c: int, device: str) -> dict[str, Any]:
+def pseudo_label_row(c: int, device: str) -> dict[str, Any]:
     random = torch.Generator(device).manual_seed(0)
-    n = 100 * GUESSES
+    n = 100 * PSEUDO_LABELS
     memory = Memory.of(torch.arange(n, device=device) % c, c)
-    index_B = torch.randperm(n, generator=random, device=device)[:GUESSES]
-    logits_BC = 3 * torch.randn(GUESSES, c, generator=random, device=device)
-    guess_BC = logits_BC.softmax(1)
-    part = slice(0, GUESSES)
-    remember = 1e3 * clock(lambda: memory.remember_guesses(index_B, guess_BC), device)
-    judge = 1e3 * clock(lambda: pseudo_loss(memory.guesses(part), logits_BC), device)
+    index_B = torch.randperm(n, generator=random, device=device)[:PSEUDO_LABELS]
+    logits_BC = 3 * torch.randn(PSEUDO_LABELS, c, generator=random, device=device)
+    pseudo_BC = logits_BC.softmax(1)
+    batch = slice(0, PSEUDO_LABELS)
+    store = 1e3 * clock(lambda: memory.remember_guesses(index_B, pseudo_BC), device)
+    compute = 1e3 * clock(lambda: pseudo_loss(memory.guesses(batch), logits_BC), device)
     row = {
         "device": device,
         "classes": c,
-        "batch": GUESSES,
-        "remember_ms": remember,
-        "pseudo_loss_ms": judge,
+        "batch": PSEUDO_LABELS,
+        "remember_ms": store,
+        "pseudo_loss_ms": compute,
     }
-    return tell(
+    return show(
         row,
-        f"guesses   {c:>10,} classes on {device:4}  remembered {remember:.3f} ms  "
-        f"pseudo-loss {judge:.3f} ms  a batch of {GUESSES}",
+        f"pseudo-labels {c:>6,} classes on {device:4}  storing {store:.3f} ms  "
+        f"pseudo-loss {compute:.3f} ms  per batch of {PSEUDO_LABELS}",
     )
 
 
-# ------------------------------------------------------------------------------- how it is measured
+# ------------------------------------------------------------------------------------------- tools
 
 
 def losses(n: int, device: str) -> tuple[Tensor, Tensor]:
-    """Losses of clean and noisy images, roughly; and a random half of the images."""
+    """Values like the losses of clean and noisy images, and a random half of the images."""
     random = torch.Generator(device).manual_seed(0)
     values_N = torch.randn(n, generator=random, device=device)
-    chance_N = torch.rand(n, generator=random, device=device)
-    values_N.mul_(0.5).add_(chance_N < 0.4, alpha=4).abs_()
-    return values_N, chance_N.uniform_(generator=random) < 0.5
+    random_N = torch.rand(n, generator=random, device=device)
+    values_N.mul_(0.5).add_(random_N < 0.4, alpha=4).abs_()
+    return values_N, random_N.uniform_(generator=random) < 0.5
 
 
 def both_stages(values_N: Tensor, noisy_N: Tensor) -> None:
@@ -173,7 +191,7 @@ def both_stages(values_N: Tensor, noisy_N: Tensor) -> None:
 
 
 def clock(call: Callable[[], object], device: str) -> float:
-    """Median of the seconds of a call."""
+    """Seconds per call, the median of several calls."""
     call()
     seconds: list[float] = []
     while len(seconds) < 3 or (sum(seconds) < SECONDS and len(seconds) < 100):
@@ -191,18 +209,18 @@ def wait(device: str) -> None:
 
 
 def cuda_growth(values_N: Tensor, noisy_N: Tensor) -> int:
-    """The most bytes that both stages hold at a time."""
+    """Peak memory of both stages, in bytes."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     both_stages(values_N, noisy_N)
     return torch.cuda.max_memory_allocated() - before
 
 
-def resident_growth_apart(n: int) -> int | None:
-    """`resident_growth` in a process of its own; None where the system does not tell."""
+def resident_growth_in_process(n: int) -> int | None:
+    """`resident_growth` in a separate process; None if the system does not report it."""
     if not CLEAR.exists():
         return None
-    # Freed memory that the allocator keeps would be used again, and not be seen to grow.
+    # Otherwise the allocator keeps freed memory, and using it again is not seen as growth.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, __file__, "--resident", str(n)]
     done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
@@ -211,88 +229,134 @@ def resident_growth_apart(n: int) -> int | None:
 
 def resident_growth(n: int) -> int:
     values_N, noisy_N = losses(n, "cpu")
-    both_stages(values_N[:1000], noisy_N[:1000])  # what is loaded or set up once
+    both_stages(values_N[:1000], noisy_N[:1000])  # loads libraries
     before = resident("VmRSS")
-    CLEAR.write_text("5")  # the peak begins anew
+    CLEAR.write_text("5")  # resets the peak
     both_stages(values_N, noisy_N)
     return resident("VmHWM") - before
 
 
 def resident(field: str) -> int:
-    """Bytes, by a line of the process's status."""
+    """A field of the status of the process, in bytes."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
     return 1024 * int(line.split()[1])
 
 
-# ----------------------------------------------------------------------------------- the picture
+# ---------------------------------------------------------------------------------------- the plot
 
-COLOURS = ("#0b6e99", "#d9730d", "#6940a5", "#0f7b6c")
-NAMES = {"cpu": "CPU", "cuda": "GPU"}
+DEVICES = {"cpu": ("CPU", VERMILION), "cuda": ("GPU", BLUE)}
+STYLES = ("-", "--")  # of the first and the second quantity in a panel
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Small multiples on logarithmic axes: a thing that grows in each."""
+    """Six panels with logarithmic axes."""
     try:
         import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         sys.exit("--plot needs matplotlib: pip install matplotlib")
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {"font.size": 9, "svg.hashsalt": "growth", "svg.fonttype": "none"}
-    from matplotlib import pyplot
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
+        ends = []
+        for axis, draw in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+            axis.set(xscale="log", yscale="log")
+            axis.minorticks_off()
+            axis.margins(y=0.12)
+            labels = draw(axis, result)
+            label_log_axis(axis)
+            ends.append((axis, labels))
+        label_ends(figure, ends, fontsize=7.5)
+        save(figure, path)
 
-    figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.4), layout="constrained")
 
-    def panel(place: int, title: str, x: str, y: str) -> Any:
-        axis = axes.flat[place]
-        axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
-        axis.set_title(title, loc="left", fontweight="bold", fontsize=9)
-        axis.grid(color="#e4e4e4", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-        return axis
+def label_log_axis(axis: Any) -> None:
+    """Ticks at 1, 2 and 5 on a y axis of less than two decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
-    def line(axis: Any, x: Sequence[float], y: Sequence[float], label: str) -> None:
-        axis.plot(x, y, "o-", markersize=4, color=COLOURS[len(axis.lines)], label=label)
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
-    def lines(axis: Any, table: str, x: str, parts: dict[str, str], unit: float = 1) -> None:
-        """A line for each device and part."""
-        for device in dict.fromkeys(row["device"] for row in result[table]):
-            for key, name in parts.items():
-                rows = [row for row in result[table] if row["device"] == device and row[key]]
-                label = ", ".join(filter(None, [name, NAMES[device]]))
-                line(axis, [row[x] for row in rows], [row[key] * unit for row in rows], label)
 
-    memory = result["memory"]
-    most, widest = (max(row[key] for row in memory) for key in ("images", "classes"))
-    axis = panel(0, "Memory of an image", "classes", "bytes an image")
-    rows = [row for row in memory if row["images"] == most]
+def line(axis: Any, xs: Sequence[float], ys: Sequence[float], text: str, **style: Any) -> EndLabel:
+    style = {"marker": "o", "markersize": 3, "color": BLACK} | style
+    axis.plot(xs, ys, **style)
+    return EndLabel(xs[-1], ys[-1], text, style["color"])
+
+
+def device_lines(
+    axis: Any, rows: Rows, x: str, quantities: dict[str, str], unit: float = 1
+) -> list[EndLabel]:
+    """One line per device and quantity; quantities that are 0 or unknown are left out."""
+    labels = []
+    for device, (name, colour) in DEVICES.items():
+        for (key, quantity), style in zip(quantities.items(), STYLES, strict=False):
+            found = [row for row in rows if row["device"] == device and row[key]]
+            if found:
+                xs, ys = [row[x] for row in found], [row[key] * unit for row in found]
+                text = f"{quantity}, {name}" if quantity else name
+                labels.append(line(axis, xs, ys, text, color=colour, linestyle=style))
+    return labels
+
+
+def memory_per_image(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    most = max(row["images"] for row in result["memory"])
+    rows = [row for row in result["memory"] if row["images"] == most]
     classes = [row["classes"] for row in rows]
-    line(axis, classes, [row["bytes_an_image"] for row in rows], "as remembered")
-    axis.plot(classes, [4 * c for c in classes], ":", color="#777777", label="a float a class")
+    axis.set(title="State of one image", xlabel="classes", ylabel="bytes")
+    return [
+        line(axis, classes, [row["bytes_per_image"] for row in rows], "stored"),
+        line(
+            axis,
+            classes,
+            [4 * c for c in classes],
+            "one float\nper class",
+            color=GREY,
+            linestyle=":",
+        ),
+    ]
 
-    axis = panel(1, "Memory of all images", "images", "MB")
-    rows = [row for row in memory if row["classes"] == widest]
-    total = [row["bytes_an_image"] * row["images"] / 1e6 for row in rows]
-    line(axis, [row["images"] for row in rows], total, f"{widest:,} classes")
 
-    axis = panel(2, f"A batch of {GUESSES} guesses", "classes", "milliseconds")
-    parts = {"remember_ms": "remembering", "pseudo_loss_ms": "pseudo-loss"}
-    lines(axis, "guesses", "classes", parts)
+def memory_of_all_images(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    most = max(row["classes"] for row in result["memory"])
+    rows = [row for row in result["memory"] if row["classes"] == most]
+    total = [row["bytes_per_image"] * row["images"] / 1e6 for row in rows]
+    axis.set(title="State of all images", xlabel="images", ylabel="MB")
+    return [line(axis, [row["images"] for row in rows], total, f"{most:,}\nclasses")]
 
-    axis = panel(3, "Both mixtures: time", "images", "seconds")
-    lines(axis, "mixtures", "images", {"seconds": ""})
 
-    axis = panel(4, "Both mixtures: most memory held", "images", "MB")
-    lines(axis, "mixtures", "images", {"peak_bytes": ""}, unit=1e-6)
+def pseudo_label_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    axis.set(title=f"{PSEUDO_LABELS} pseudo-labels", xlabel="classes", ylabel="ms")
+    quantities = {"remember_ms": "storing", "pseudo_loss_ms": "pseudo-loss"}
+    return device_lines(axis, result["pseudo_labels"], "classes", quantities)
 
-    axis = panel(5, "Views of a step", "pixels across", "milliseconds an image")
-    lines(axis, "views", "size", {"weak_ms": "two weak", "strong_ms": "strong"})
+
+def mixture_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    axis.set(title="Both mixtures: time", xlabel="images", ylabel="seconds")
+    return device_lines(axis, result["mixtures"], "images", {"seconds": ""})
+
+
+def mixture_memory(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    axis.set(title="Both mixtures: peak memory", xlabel="images", ylabel="MB")
+    return device_lines(axis, result["mixtures"], "images", {"peak_bytes": ""}, unit=1e-6)
+
+
+def view_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
+    axis.set(title="Views of one image", xlabel="image size (pixels)", ylabel="ms")
     sizes = sorted({row["size"] for row in result["views"]})
     axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.set_xticks([], minor=True)
+    quantities = {"strong_ms": "strong", "weak_ms": "two weak"}
+    return device_lines(axis, result["views"], "size", quantities)
 
-    for axis in axes.flat:
-        axis.legend(frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+PANELS = (
+    memory_per_image,
+    memory_of_all_images,
+    pseudo_label_times,
+    mixture_times,
+    mixture_memory,
+    view_times,
+)
 
 
 if __name__ == "__main__":

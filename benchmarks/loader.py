@@ -1,16 +1,16 @@
-"""Making the views of a step: ours, batched, against a DataLoader with PIL and torchvision.
+"""Views of a step: our batched views compared with a DataLoader with PIL and torchvision.
 
     python benchmarks/loader.py [--workers N] [--quick] [--out FILE.json]
 
-A step of PLS sees each image three times: weak, weak, strong. Ours come from a resident uint8 set,
-a batch at a time, on the CPU and, where there is one, on a GPU (compiled and captured, as in
-training). The other way is the usual loop: a PIL image at a time through torchvision's transforms,
-in worker processes. Both take turns in one run; numbers are images a second, medians over turns.
+A step of PLS needs three views of each image: two weak and one strong. Ours are made from a uint8
+tensor, one batch at a time, on the CPU and, if there is one, on the GPU (compiled and captured, as
+in training). The usual loop sends one PIL image at a time through torchvision's transforms, in
+worker processes. Both take turns; the results are images per second, medians over turns.
 
-The last rows are a whole epoch of PLS on digits, on the CPU: network, losses and update are ours on
-both sides, and only where the views come from differs. The loader has an order of its own, so what
-is trained with it learns nothing; only its time counts. Its workers and torch's threads can be in
-each other's way, so it has a second try with one thread; ours keeps all of them.
+The last rows are a whole epoch of PLS on digits, on the CPU. Network, losses and update are the
+same; only the source of the views differs. The loader has its own order of images, so the training
+is meaningless, and only the time counts. Worker processes and torch's threads can slow each other
+down, so the loader is also measured with one thread; ours uses all threads.
 """
 
 import argparse
@@ -33,7 +33,6 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 
 import machine
-from pseudoloss.config import request
 from pseudoloss.data import corrupt, open_source
 from pseudoloss.engine.capture import capture, compiled
 from pseudoloss.engine.trainer import Trainer
@@ -49,6 +48,7 @@ from pseudoloss.nn.views import (
     WEAK_DRAWS,
     Views,
 )
+from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -58,7 +58,7 @@ class ThreeViews(Dataset[Three]):
     """The three views of an image, by torchvision."""
 
     def __init__(self, images_NCHW: Tensor, views: Views) -> None:
-        self.images = images_NCHW.permute(0, 2, 3, 1).numpy()  # as PIL has them
+        self.images = images_NCHW.permute(0, 2, 3, 1).numpy()
         mirror = T.RandomHorizontalFlip(0.5 if views.flip else 0)
         numbers = [T.ToTensor(), T.Normalize(views.mean_C.tolist(), views.std_C.tolist())]
         self.weak = T.Compose([T.RandomCrop(views.size, padding=views.pad), mirror, *numbers])
@@ -107,7 +107,7 @@ def notice(reason: str) -> None:
 
 
 def batched(images_NCHW: Tensor, views: Views, batch: int) -> Callable[[], None]:
-    """A pass over the set, our way."""
+    """A pass over all images with our views."""
     images_NCHW = images_NCHW.to(views.mean_C.device)
     device, N = images_NCHW.device, len(images_NCHW)
     index_B = torch.zeros(batch, dtype=torch.long, device=device)
@@ -132,7 +132,7 @@ def batched(images_NCHW: Tensor, views: Views, batch: int) -> Callable[[], None]
 
 
 def one_by_one(images_NCHW: Tensor, views: Views, batch: int, workers: int) -> Callable[[], None]:
-    """A pass over the set, the usual way; to the device at the end."""
+    """A pass over all images with a DataLoader, including the copy to the device."""
     device = views.mean_C.device
     batches = loader(images_NCHW, views, batch, workers, pin=device.type == "cuda")
 
@@ -146,9 +146,8 @@ def one_by_one(images_NCHW: Tensor, views: Views, batch: int, workers: int) -> C
     return run
 
 
-class Fed:
-    """In the place of `Views` in a step: hands over what a loader made, in the order in which a
-    step asks for it."""
+class LoaderViews:
+    """A replacement for `Views` in a step: returns the views of a loader, one after the other."""
 
     def __init__(self, batches: Any) -> None:
         self.made = (view for batch in batches for view in batch)
@@ -160,8 +159,8 @@ class Fed:
 
 
 def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[int], None], int]:
-    """An epoch of PLS on digits our way, the same from a loader beside so many threads, and its
-    images."""
+    """An epoch of PLS on digits with our views, the same with a loader and a number of threads, and
+    the number of images in it."""
     data = open_source("digits")
     settings = request("digits-id40", None, {"device": "cpu"}).settings(data.preset)
     train = corrupt(data.train, settings.corrupt or "", settings.seed)
@@ -176,20 +175,19 @@ def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[int
         trainer.views = views
         trainer.train_epoch(epoch)
 
-    def fed(beside: int) -> None:
-        trainer.views = Fed(batches)
-        torch.set_num_threads(beside)
+    def with_loader(count: int) -> None:
+        trainer.views = LoaderViews(batches)
+        torch.set_num_threads(count)
         trainer.train_epoch(epoch)
         torch.set_num_threads(threads)
 
-    return ours, fed, trainer.steps * settings.batch_size
+    return ours, with_loader, trainer.steps * settings.batch_size
 
 
 def take_turns(
     name: str, ours: Callable[[], None], other: Callable[[], None], images: int, turns: int
 ) -> dict[str, Any]:
-    """Both by the clock, in turns; the first turn, which starts workers and captures, is not
-    counted."""
+    """Measure both in turns; the first turn, which starts workers and captures, is not counted."""
     seconds: dict[str, list[float]] = {"ours": [], "dataloader": []}
     for turn in range(turns + 1):
         for side, run in (("ours", ours), ("dataloader", other)):
@@ -199,7 +197,7 @@ def take_turns(
                 seconds[side].append(time.perf_counter() - start)
     rates = {side: images / median(times) for side, times in seconds.items()}
     ratio = rates["ours"] / rates["dataloader"]
-    print(f"{name:34} {rates['ours']:12,.0f} {rates['dataloader']:12,.0f} {ratio:8.1f}", flush=True)
+    print(f"{name:42} {rates['ours']:12,.0f} {rates['dataloader']:12,.0f} {ratio:8.1f}", flush=True)
     return {
         "name": name,
         "images": images,
@@ -214,10 +212,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parser.add_argument("--workers", type=int, default=cores, help="of the loader (all cores)")
-    parser.add_argument("--turns", type=int, default=5, help="of each, after one that starts up")
-    parser.add_argument("--quick", action="store_true", help="a moment: does it run?")
-    parser.add_argument("--out", type=Path, help="the JSON to write")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=cores,
+        help="worker processes of the loader (default: all cores)",
+    )
+    parser.add_argument("--turns", type=int, default=5, help="turns of each, after the first")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--out", type=Path, help="result file (.json)")
     args = parser.parse_args()
     turns = 1 if args.quick else args.turns
 
@@ -225,11 +228,11 @@ def main() -> None:
     count = 512 if args.quick else 4096
     colour = torch.from_numpy(random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8))
     digits = open_source("digits").train.images_NCHW[:count]
-    # Images, and batch, padding and mirror as the presets have them.
+    # Images, and batch size, padding and flip of the presets.
     sets = {"32×32 colour": (colour, 256, 4, True), "8×8 grey": (digits, 32, 0, False)}
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
-    print(f"{'images a second':34} {'ours':>12} {'DataLoader':>12} {'ratio':>8}")
+    print(f"{'images per second':42} {'ours':>12} {'DataLoader':>12} {'ratio':>8}")
     rows = []
     with private_chance():
         torch.manual_seed(0)
@@ -242,10 +245,11 @@ def main() -> None:
                 other = one_by_one(images, views, B, args.workers)
                 made = len(images) // B * B
                 rows.append(take_turns(f"views, {name}, {device}", ours, other, made, turns))
-        ours, fed, made = epochs(args.workers, args.quick)
-        for beside in dict.fromkeys((torch.get_num_threads(), 1)):
-            name = f"epoch of digits, cpu, loader + {beside}"
-            rows.append(take_turns(name, ours, partial(fed, beside), made, turns))
+        ours, with_loader, made = epochs(args.workers, args.quick)
+        for count in dict.fromkeys((torch.get_num_threads(), 1)):
+            threads = f"{count} thread{'s' if count > 1 else ''}"
+            name = f"epoch of digits, cpu, loader with {threads}"
+            rows.append(take_turns(name, ours, partial(with_loader, count), made, turns))
     found = {
         "versions": machine.versions()
         | {"torchvision": torchvision.__version__, "pillow": PIL.__version__},

@@ -1,4 +1,4 @@
-"""What a benchmark was run on, and the file it writes."""
+"""Hardware, versions and commit of a benchmark, and the result file that it writes."""
 
 import json
 import os
@@ -16,12 +16,12 @@ import torch
 
 import pseudoloss
 from pseudoloss.data.sources import WITH_NOISE_RATIO
-from pseudoloss.experiments.catalogue import NO_MATTER
+from pseudoloss.experiments.matching import IRRELEVANT
 from pseudoloss.presets import LABEL_FILES
 
 ROOT = Path(__file__).resolve().parent.parent
-# What the driver is asked for, and what it is called here.
-OF_GPU = {
+# Fields of nvidia-smi, and their names in result files.
+GPU_FIELDS = {
     "utilization.gpu": "busy",
     "clocks.sm": "clock_mhz",
     "clocks.max.sm": "clock_limit_mhz",
@@ -44,7 +44,7 @@ def hardware() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout, or PSEUDOLOSS_COMMIT where there is no repository."""
+    """The commit of the checkout, or PSEUDOLOSS_COMMIT if it is set."""
     given = os.environ.get("PSEUDOLOSS_COMMIT")
     if given:
         return given
@@ -59,86 +59,87 @@ def commit() -> str | None:
         return None
 
 
-class Watch:
-    """What the driver says of the GPU while this is open, asked `every` so many seconds.
+class GPUMonitor:
+    """Load, clock and power of the GPU, read from the driver every few seconds.
 
-    A GPU at its power limit lowers its clock, and a run takes longer than its steps do alone.
+    A GPU at its power limit lowers its clock, so a run takes longer than its steps alone.
     """
 
     def __init__(self, every: float) -> None:
         self.every = every
         self.samples: list[list[float]] = []
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._read_samples, daemon=True)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "GPUMonitor":
         if torch.cuda.is_available():
             self.thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.over.set()
+        self.stopped.set()
 
     @property
-    def found(self) -> dict[str, float]:
-        """Means, by the names in OF_GPU; empty where there is no GPU, or nothing was learnt."""
+    def means(self) -> dict[str, float]:
+        """Mean of every field; empty without a GPU or if the driver gave no values."""
         means = (round(mean(values), 3) for values in zip(*self.samples, strict=True))
-        return dict(zip(OF_GPU.values(), means, strict=False))
+        return dict(zip(GPU_FIELDS.values(), means, strict=False))
 
-    def _look(self) -> None:
-        query = f"--query-gpu={','.join(OF_GPU)}"
+    def _read_samples(self) -> None:
+        query = f"--query-gpu={','.join(GPU_FIELDS)}"
         command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-        while not self.over.wait(self.every):
+        while not self.stopped.wait(self.every):
             try:
-                said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                busy, *others = map(float, said.splitlines()[0].split(","))  # the first GPU
+                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                busy, *others = map(float, output.splitlines()[0].split(","))  # the first GPU
             except (OSError, subprocess.CalledProcessError, IndexError, ValueError):
-                return  # a driver that cannot say it
+                return  # the driver does not give these values
             self.samples.append([busy / 100, *others])
 
 
 def without_place(source: str) -> str:
-    """A source as one may publish it: cnwl:DIR:0.2."""
+    """A source with DIR in place of its folder: cnwl:DIR:0.2."""
     kind, colon, place = source.partition(":")
     ratio = place.rpartition(":")[2] if kind in WITH_NOISE_RATIO else ""
     return f"{kind}{colon and ':DIR'}{ratio and f':{ratio}'}"
 
 
 def published(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was trained with, as far as it makes its numbers, without places of this machine:
-    a preset may mean something else one day."""
-    kept = {name: value for name, value in settings.items() if name not in NO_MATTER}
+    """The settings that decide the accuracy of a run, without folders of this machine. They are
+    written because a preset may change later."""
+    kept = {name: value for name, value in settings.items() if name not in IRRELEVANT}
     kind, _, file = str(kept["corrupt"]).partition(":")
     if kind in LABEL_FILES:
         kept["corrupt"] = f"{kind}:{Path(file).name}"
     return kept
 
 
-COMMIT = commit()  # that of the beginning: a checkout may move on while it is being measured
+COMMIT = commit()  # read at the start: the checkout may change during the measurement
 
 
 def write(
-    out: Path | None, found: Mapping[str, Any], places: Mapping[str, str] | None = None
+    out: Path | None, result: Mapping[str, Any], folders: Mapping[str, str] | None = None
 ) -> None:
-    """Write what was found, with command, commit, hardware and versions, where that was asked for.
+    """Write a result file with command, commit, hardware and versions.
 
     Args:
-        out: the file.
-        found: the rest of it.
-        places: words of the command that name folders of this machine, and what is written instead.
+        out: the file; None writes nothing.
+        result: the rest of its content.
+        folders: arguments of the command that name folders of this machine, and what to write
+            instead of them.
     """
     if out is None:
         return
     if COMMIT is None:
-        sys.exit("not a git checkout: set PSEUDOLOSS_COMMIT to the commit that is being measured")
-    known = {str(out): f"benchmarks/results/{out.name}"} | dict(places or {})
-    words = [known.get(word, word) for word in sys.argv[1:]]
-    result = {
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
+        sys.exit("not a git checkout: set PSEUDOLOSS_COMMIT to the commit that is measured")
+    replaced = {str(out): f"benchmarks/results/{out.name}"} | dict(folders or {})
+    arguments = [replaced.get(argument, argument) for argument in sys.argv[1:]]
+    content = {
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),
         "commit": COMMIT,
         "hardware": hardware(),
         "versions": versions(),
-        **found,
+        **result,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n")
+    out.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,10 +1,10 @@
-"""One step, and the passes without gradients: plain, captured, compiled, and all together.
+"""Time of one step and of the passes without gradients: plain, captured, compiled, and all of it.
 
     python benchmarks/step.py [--preset NAME] [--size 32] [--images 50000] [--out FILE.json]
 
-Images are random: only time counts. Milliseconds are medians over rounds in which the variants take
-turns. Beside them stand the arithmetic that was done (counted on the network) and what a large
-matrix product reaches on the same device in the same run. Without CUDA there is one variant.
+The images are random, since only the time counts. Times are medians over rounds in which the
+variants take turns. The table also shows the throughput (operations counted on the network) and
+that of a large matrix product on the same device. Without CUDA there is only the plain variant.
 """
 
 import argparse

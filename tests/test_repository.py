@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import pseudoloss
-from pseudoloss.config import PRESETS, describe_settings, setting_types
+from pseudoloss.config import describe_settings, setting_types
+from pseudoloss.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

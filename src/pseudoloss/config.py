@@ -230,7 +230,7 @@ class Settings:
         own |= {name: values.pop(name) for name in list(values) if name in _hints(own_class)}
         for name in values:
             if name not in shared:
-                raise InputError(f"{name}: {unknown_setting(name, method)}")
+                raise InputError(f"{flag(name)}: {unknown_setting(name, method)}")
         for name in shared:
             value = _of_declared_type(name, values.get(name, getattr(Settings, name)), shared)
             object.__setattr__(self, name, value)
@@ -332,9 +332,12 @@ def setting_types(method: Any) -> dict[str, Any]:
     return shared | _hints(METHOD_SETTINGS[_of_declared_type("method", method, shared)])
 
 
-def setting_names() -> set[str]:
-    """The names of all settings, of any method."""
-    return set(_shared()).union(*(_hints(own) for own in METHOD_SETTINGS.values()))
+def all_setting_types() -> dict[str, Any]:
+    """The type of every setting of any method."""
+    found = _shared()
+    for own in METHOD_SETTINGS.values():
+        found |= _hints(own)
+    return found
 
 
 def unknown_setting(name: str, method: str) -> str:

@@ -223,10 +223,10 @@ def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]
     values = from_file | dict(explicit)
     for name in values:
         if name not in types:
-            where = "" if name in explicit else f"--config {config}: "
-            on_line = f"no such setting; it is given to the command, as {flag(name)}"
-            reason = on_line if name in NO_SETTINGS else unknown_setting(name, method)
-            raise InputError(f"{where}{name}: {reason}")
+            where = flag(name) if name in explicit else f"--config {config}: {name}"
+            on_line = f"no such setting; it is an option of the command, {flag(name)}"
+            problem = on_line if name in NO_SETTINGS else unknown_setting(name, method)
+            raise InputError(f"{where}: {problem}")
     return Request(preset, {name: _from_anywhere(name, value) for name, value in values.items()})
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from conftest import make_images
-from pseudoloss.cli import COMMANDS, main, train
-from pseudoloss.cli.train import METHODS, settings_of, train_parser
-from pseudoloss.config import NO_SETTINGS, flag
+from pseudoloss.cli import COMMANDS, main
+from pseudoloss.cli.train import settings_of, train_parser
+from pseudoloss.config import METHOD_SETTINGS, flag, all_setting_types
 from pseudoloss.experiments import commands
+from pseudoloss.presets import NEEDS, NO_SETTINGS
 
 SNAPSHOT = Path(__file__).parent / "options.txt"
 QUICK = ["--network", "small-cnn", "--batch-size", "16", "--epochs", "2", "--pad", "0"]
@@ -89,7 +90,8 @@ def test_options_match_the_snapshot(capsys):
     """Changing an option is a decision: update tests/cli/options.txt with it."""
     names = [*COMMANDS, *(f"experiments {name}" for name in commands.COMMANDS)]
     helps = {name: help_of(name, capsys) for name in names}
-    helps["train"] = "".join(help_of(f"train --method {method}", capsys) for method in METHODS)
+    for method in METHOD_SETTINGS:
+        helps["train"] += help_of(f"train --method {method}", capsys)
     found = set()
     for command, text in helps.items():
         flags = {part for part in text.replace(",", " ").split() if part.startswith("--")}
@@ -165,9 +167,10 @@ def test_presets_are_listed_with_their_changes(capsys):
     assert "--no-flip" in out
     network = "--network preactresnet18-stemnorm"
     noise = "--corrupt symmetric:0.2+out:0.4  (needs --pool POOL)"
-    assert f"\ncifar100-inet-40-20    {network}  {noise}\n" in out
-    assert f"\ncifar100n              {network}  (needs --corrupt human:FILE)\n" in out
-    assert out.count("needs") == 10
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert lines["cifar100-inet-40-20"] == f"{network}  {noise}"
+    assert lines["cifar100n"] == f"{network}  (needs --corrupt human:FILE)"
+    assert {name for name, text in lines.items() if "(needs" in text} == set(NEEDS)
 
 
 def test_all_settings_of_a_preset(capsys):
@@ -180,13 +183,15 @@ def test_all_settings_of_a_preset(capsys):
     noise = ["*", "--corrupt", "symmetric:0.2+out:0.4"]
     assert marked == [["*", "--network", "preactresnet18-stemnorm"], noise]
     assert "  --flip                     on" in lines
-    assert last.startswith("* differs from the default")
+    assert last.startswith("* differs from the default; pseudoloss train --method pls --help")
 
 
 IMAGES, LABELS = make_images()
 
 BAD = {
     "no such command": (["tran"], "tran: no such command; did you mean train"),
+    "no such option": (["--verbose", "train"], "--verbose: no such option (see pseudoloss --help)"),
+    "unknown command": (["fly"], "fly: no such command; known: demo,"),
     "unknown option": (["train", "digits", "--epoch", "3"], "--epoch"),
     "no out": (["train", "digits"], "--out is missing"),
     "no source": (["train", "--out", "RUN"], "SOURCE is missing"),
@@ -231,7 +236,7 @@ BAD = {
     ),
     "batch": (
         ["train", "digits", "--out", "RUN", "--batch-size", "5000"],
-        "--batch-size 5000 is larger than the set (1438 images of digits)",
+        "--batch-size 5000 is larger than the dataset (1438 images in digits)",
     ),
     "warm-up": (
         ["train", "digits", "--out", "RUN", "--epochs", "3", "--warmup", "9"],
@@ -244,15 +249,16 @@ BAD = {
     "config": (["train", "digits", "--out", "RUN", "--config", "no.toml"], "--config no.toml"),
     "device": (["train", "digits", "--out", "RUN", "--device", "cuda:99"], "--device cuda:99"),
     "cifar": (["train", "cifar100:nowhere", "--out", "RUN"], "cifar100:nowhere: no such folder"),
-    "cifar without a folder": (["train", "cifar10", "--out", "RUN"], "as cifar10:DIR"),
+    "cifar without a folder": (["train", "cifar10", "--out", "RUN"], "cifar10:DIR"),
     "no file": (["train", "no.npz", "--out", "RUN"], "no.npz: no such file"),
     "demo": (["demo", "--ot", "RUN"], "--ot"),
     "demo seed": (["demo", "--out", "RUN", "--seed", "-4"], "--seed must be"),
     "presets": (["presets", "--all"], "--all"),
     "no such preset": (["presets", "digit"], "digit: no such preset; did you mean digits"),
+    "unlike any preset": (["presets", "x"], "x: no such preset (see pseudoloss presets)"),
     "CIFAR-N without labels": (
         ["train", "cifar10:X", "--out", "RUN", "--preset", "cifar10n", *QUICK],
-        "--preset cifar10n: add --corrupt human:FILE, the labels that people gave",
+        "--preset cifar10n: add --corrupt human:FILE",
     ),
     "experiments": (["experiments", "rum"], "experiments rum: no such command; did you mean run?"),
     "experiment": (
@@ -413,15 +419,23 @@ def test_empty_path_is_not_the_current_folder(arguments, message, tmp_path, caps
 
 def test_options_that_are_not_settings_are_known_to_config():
     options = {action.dest for action in train_parser()._actions} - {"help", "source"}
-    assert options - set(settings_of("pls")) == set(NO_SETTINGS)
+    assert options - set(all_setting_types()) == set(NO_SETTINGS)
 
 
-def test_help_shows_only_settings_of_the_method(monkeypatch, capsys):
-    """Settings of other methods are parsed all the same: a config file may choose the method."""
-    every = settings_of("pls")
-    own = {name: found for name, found in every.items() if name != "gamma"}
-    monkeypatch.setattr(train, "settings_of", lambda method: every if method == "pls" else own)
+def test_help_shows_only_settings_of_the_method(capsys):
     assert "--gamma" in help_of("train", capsys)
-    assert "--gamma" in help_of("train --method pls", capsys)
-    assert "--gamma" not in help_of("train --method ce", capsys)
+    assert "--elr-lambda" not in help_of("train --method pls", capsys)
+    text = help_of("train --method=elr", capsys)
+    assert "--elr-lambda" in text
+    assert "(default: pls)" in text
+    assert "--threshold" in text
+    assert "--gamma" not in text
+
+
+def test_settings_of_another_method_are_explained(tmp_path, monkeypatch, capsys):
+    """They are parsed all the same: a config file may choose the method."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "digits", "--out", "RUN", "--gamma", "1.5"]
+    message = "gamma: a setting of --method pls, not of ce"
+    assert_refused([*arguments, "--method", "ce"], message, capsys, tmp_path)
     assert train_parser(None, "ce").parse(["x", "--gamma", "1.5"]).gamma == 1.5

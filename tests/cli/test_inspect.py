@@ -11,11 +11,12 @@ from conftest import make_images
 from pseudoloss.cli import main
 from pseudoloss.cli.inspection import Range, inspect
 from pseudoloss.cli.inspection_report import _bytes, report
-from pseudoloss.config import as_json, request
+from pseudoloss.config import as_json
 from pseudoloss.data import scanning
 from pseudoloss.engine import training
 from pseudoloss.engine.training import prepare
 from pseudoloss.errors import InputError
+from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
 
 

@@ -15,7 +15,8 @@ from PIL import Image
 import pseudoloss as pl
 from conftest import make_images
 from pseudoloss.cli import main
-from pseudoloss.config import Settings, request
+from pseudoloss.config import Settings
+from pseudoloss.presets import request
 from pseudoloss.data import ImageFiles, Reader, find_source
 from pseudoloss.data.storage import FileImages
 from pseudoloss.engine.choices import choose_normalisation, choose_reader

@@ -20,7 +20,7 @@ from pseudoloss.audit.labels import TRUTH
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, arrays, corrupt
 from pseudoloss.engine import trainer as trainer_module
-from pseudoloss.engine.choices import choose_device, choose_precision, choose_size
+from pseudoloss.nn.devices import choose_device, choose_precision, choose_size
 from pseudoloss.engine.trainer import Trainer, learning_rate, stream_seed
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.methods.mixture import fit_two_modes

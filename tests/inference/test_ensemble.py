@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import pseudoloss as pl
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.inference.ensemble import Ensemble, networks_of
@@ -124,3 +125,16 @@ def test_export_of_an_ensemble(form, tmp_path, ensemble):
     if form == "safetensors":
         again = load_model(found.path / FILES[form])
         np.testing.assert_array_equal(again.predict_proba(IMAGES), ensemble.predict_proba(IMAGES))
+
+
+def test_run_that_predicts_with_two_networks(npz, tmp_path, tiny_settings):
+    settings = tiny_settings | {"method": "co-teaching", "epochs": 2}
+    images = np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8)).astype(np.uint8)
+    for ensemble in (True, False):
+        out = tmp_path / f"run-{ensemble}"
+        run = pl.train(str(npz()), out, quiet=True, ensemble=ensemble, **settings)
+        loaded = pl.load(out).model
+        assert isinstance(loaded.network, Ensemble) == ensemble
+        assert loaded.description.members == (2 if ensemble else 1)
+        wanted = run.model.predict_proba(images)
+        np.testing.assert_allclose(loaded.predict_proba(images), wanted, rtol=1e-6)

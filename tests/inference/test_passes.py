@@ -40,6 +40,13 @@ def test_chunks_do_not_change_the_result(setting, monkeypatch, size):
     assert not torch.cat(chunks).requires_grad
 
 
+def test_chunks_come_with_their_rows():
+    chunks = torch.arange(10).split(4)
+    found = list(passes.with_rows(chunks))
+    assert [rows for rows, _ in found] == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert all(torch.equal(torch.arange(10)[rows], chunk) for rows, chunk in found)
+
+
 def test_chunks_are_smaller_for_larger_images():
     def chunk(size):
         return passes.images_at_once(Views(torch.zeros(3), torch.ones(3), (size, size), 0, False))

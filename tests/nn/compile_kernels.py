@@ -48,7 +48,7 @@ def run(name, precision):
     network = build(name, **sizes, precision=precision)
     network.fused = True
     views = [torch.zeros(4, 3, 16, 16) for _ in range(4)]
-    outputs = network.forward_views(*views, free=2)[2:]
+    outputs = network.forward_views(*views, no_grad=2)[2:]
     sum(logits.sum() + projected.sum() for logits, projected in outputs).backward()
     with torch.no_grad(), network.frozen():
         network(views[0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pseudoloss.errors import InputError
-from pseudoloss.nn.devices import choose_device, choose_precision, using
+from pseudoloss.nn.devices import choose_device, choose_precision, device_name, using
 
 
 def test_devices_by_name():
@@ -22,6 +22,11 @@ def test_precision_depends_on_the_device():
     assert choose_precision("auto", torch.device("cpu")) == torch.float32
     assert choose_precision("auto", torch.device("cuda")) == torch.bfloat16
     assert choose_precision("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+def test_name_of_the_cpu_tells_its_threads():
+    assert device_name(torch.device("cpu")).startswith("CPU (")
+    assert device_name(torch.device("meta")) == "meta"
 
 
 def test_using_the_cpu_changes_nothing():

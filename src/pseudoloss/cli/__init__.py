@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pseudoloss.cli import demo_command, evaluate, export, inspect, predict, presets, train
+from pseudoloss.cli.experiments import experiments
 from pseudoloss.cli.train import train_parser as train_parser
-from pseudoloss.errors import InputError, TrainingError, did_you_mean
-from pseudoloss.experiments.commands import experiments
+from pseudoloss.errors import InputError, TrainingError, name_hint
 from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -43,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pseudoloss {__version__}")
         return 0
     try:
+        if given[0].startswith("-"):
+            raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
         if given[0] not in COMMANDS:
-            raise InputError(f"{given[0]}: no such command{did_you_mean(given[0], COMMANDS)}")
+            raise InputError(f"{given[0]}: no such command{name_hint(given[0], COMMANDS)}")
         COMMANDS[given[0]](given[1:])
         sys.stdout.flush()
         return 0

@@ -71,6 +71,8 @@ def run(arguments: list[str]) -> None:
     print(to_json(found.summary(), indent=2) if args.json else report(found))
     if args.out is not None and not args.json:
         print(f"\nwritten: {args.out}/: evaluation.json, classes.csv, confusion.csv, …")
+    elif not args.json:
+        print("\nNext: add --out DIR to write all classes, confusions and predictions as tables")
 
 
 def report(found: "Evaluation") -> str:

@@ -1,5 +1,6 @@
 """`pseudoloss export`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,4 +77,8 @@ def report(found: "Exported") -> str:
             "compared with the original model on random images: probabilities differ by at most "
             f"{found.difference:.1g}"
         )
+    folder = shlex.quote(str(found.path))
+    program = "predict.py" in found.files
+    command = f"python {folder}/predict.py" if program else f"pseudoloss predict {folder}"
+    lines.append(f"Next: {command} photo.jpg")
     return "\n".join(lines)

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             options = [name for name in self._option_string_actions if name.startswith("--")]
             kind = "option" if first.startswith("-") else "argument"
             hint = did_you_mean(first, options) if kind == "option" else ""
-            hint = hint if hint.startswith("; did") else f" (see {self.prog} --help)"
+            hint = hint or f" (see {self.prog} --help)"
             raise InputError(f"{first}: no such {kind}{hint}")
         return args
 

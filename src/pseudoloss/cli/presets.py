@@ -24,14 +24,16 @@ def run(arguments: list[str]) -> None:
 
 def _print_preset(name: str) -> None:
     if name not in PRESETS:
-        raise InputError(f"{name}: no such preset{did_you_mean(name, PRESETS)}")
+        hint = did_you_mean(name, PRESETS) or " (see pseudoloss presets)"
+        raise InputError(f"{name}: no such preset{hint}")
     print(f"{name}{_needs(name)}")
     settings = Settings(**PRESETS[name])
     defaults = as_json(Settings(method=settings.method))
     for key, value in as_json(settings).items():
         mark = " " if value == defaults[key] else "*"
         print(f"{mark} {flag(key):26} {as_text(value)}")
-    print("* differs from the default; pseudoloss train --help explains the settings")
+    command = f"pseudoloss train --method {settings.method} --help"
+    print(f"* differs from the default; {command} explains the settings")
 
 
 def _needs(preset: str) -> str:

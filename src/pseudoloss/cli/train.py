@@ -10,6 +10,7 @@ from pseudoloss.cli.parser import Parser, argument_for, duration, number, path, 
 from pseudoloss.config import (
     METHOD_SETTINGS,
     Settings,
+    all_setting_types,
     as_json,
     describe_settings,
     flag,
@@ -19,7 +20,14 @@ from pseudoloss.errors import InputError
 from pseudoloss.presets import PRESETS, request
 from pseudoloss.reading import READ_OPTIONS
 
-METHODS = tuple(METHOD_SETTINGS)
+METAVARS = {
+    "network": "NAME",
+    "weights": "WEIGHTS",
+    "schedule": "SCHEDULE",
+    "corrupt": "NOISE",
+    "pool": "PATH",
+    "device": "NAME",
+}
 
 
 def run(arguments: list[str]) -> None:
@@ -37,11 +45,14 @@ def run(arguments: list[str]) -> None:
       cifar10:DIR, cifar100:DIR, imagenet32:DIR, cnwl:DIR:0.4,
       web-aircraft:DIR, web-bird:DIR, web-car:DIR
                         published datasets, from their original files in DIR
+
+    Every setting is an option. The help shows the settings of one method, pls by default:
+    pseudoloss train --method elr --help shows those of elr.
     """
     args = train_parser(peek(arguments, "--preset"), peek(arguments, "--method")).parse(arguments)
     if args.out is None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
-    known = {*READ_OPTIONS, *(name for method in METHODS for name in settings_of(method))}
+    known = {*READ_OPTIONS, *all_setting_types()}
     explicit = {name: value for name, value in vars(args).items() if name in known}
     from pseudoloss.engine.messages import resume_command
     from pseudoloss.engine.training import train
@@ -69,10 +80,11 @@ def run(arguments: list[str]) -> None:
 def next_steps(folder: Path) -> str:
     """What to do with a finished run."""
     place = shlex.quote(str(folder))
+    call = f"pl.load({str(folder)!r}).model.predict(images)"
     return (
         f"Next: open {folder}/labels.csv (one row per image; sort it by label_score)\n"
         f"  or classify images:  pseudoloss predict {place} photo.jpg folder/\n"
-        f'  or use it in Python: import pseudoloss as pl; pl.load("{folder}").model.predict(images)'
+        f"  or use it in Python: import pseudoloss as pl; {call}"
     )
 
 
@@ -160,26 +172,34 @@ def settings_of(method: str) -> dict[str, Setting]:
 def _add_settings(parser: Parser, preset: str | None, method: str | None) -> None:
     """One option per setting. Those of other methods do not appear in the help."""
     usual = PRESETS.get(preset or "", {}).get("method", Settings.method)
-    chosen = method if method in METHODS else usual
+    chosen = method if method in METHOD_SETTINGS else usual
     defaults = as_json(request(preset, None, {"method": chosen}).settings("default"))
+    defaults["method"] = usual
     groups: dict[str, Any] = {}
     shown = settings_of(chosen)
     for name, (hint, title, text) in shown.items():
-        group = groups.setdefault(title, parser.add_argument_group(title) if title else parser)
-        group.add_argument(
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(
             flag(name),
             dest=name,
             default=argparse.SUPPRESS,
             help=with_default(text, defaults[name]),
-            **argument_for(hint),
+            **_argument(name, hint),
         )
-    others = {name: found for other in METHODS for name, found in settings_of(other).items()}
-    for name, (hint, _, _) in others.items():
+    others = {
+        name: hint for other in METHOD_SETTINGS for name, hint in setting_types(other).items()
+    }
+    for name, hint in others.items():
         if name not in shown:
             parser.add_argument(
                 flag(name),
                 dest=name,
                 default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS,
-                **argument_for(hint),
+                **_argument(name, hint),
             )
+
+
+def _argument(name: str, hint: Any) -> dict[str, Any]:
+    return argument_for(hint) | ({"metavar": METAVARS[name]} if name in METAVARS else {})

@@ -21,10 +21,10 @@ def forward(network: Network, shown: ViewBatch, no_grad_in_eval: bool = False) -
     """What a network makes of its views, those without gradients first."""
     count = len(shown.no_grad)
     if not no_grad_in_eval or not count:
-        outputs = network.forward_views(*shown.no_grad, *shown.with_grad, free=count)
+        outputs = network.forward_views(*shown.no_grad, *shown.with_grad, no_grad=count)
         return Outputs(outputs[:count], outputs[count:])
     network.eval()
-    without = network.forward_views(*shown.no_grad, free=count)
+    without = network.forward_views(*shown.no_grad, no_grad=count)
     network.train()
     return Outputs(without, network.forward_views(*shown.with_grad))
 

@@ -1,5 +1,6 @@
-"""The paper's tables and figures as runs: `pseudoloss experiments`.
+"""The paper's tables and plots as runs: `pseudoloss experiments`.
 
-catalogue.py says what there is, cells.py trains it, tables.py and figures.py show it,
-and commands.py is the way in.
+catalogue.py lists the experiments, matching.py decides which runs belong to them (old_files.py
+reads those of older versions), cells.py trains them, tables.py and plots.py show the results, and
+commands.py is the command line.
 """

@@ -1,32 +1,31 @@
-"""What the paper trained, cell by cell, with every number that it published.
+"""The paper's experiments as data: what to train for every number that it published.
 
-A cell is a preset, what it changes, and a source; `DIR` stands where the data lie. Names are data:
-importing this file costs nothing. Tables and figures are those of the paper (docs/experiments.md).
+A table consists of cells. A cell is a preset, the settings that it changes, and a source in which
+`DIR` stands for the folder of the data. Table and figure numbers are those of the paper
+(docs/experiments.md). This module is fast to import: it does not load torch.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from pseudoloss.config import Settings, as_flag, as_json
-from pseudoloss.errors import InputError, did_you_mean
-from pseudoloss.presets import MAY_CHANGE_ON_RESUME, PRESETS
+from pseudoloss.errors import InputError, name_hint
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: what to train for it, and what the paper has there.
+    """One number of a table: what to train for it, and the paper's number.
 
     Attributes:
-        name: its folder, and what `--only` matches.
-        row, column: where it stands.
-        source: as `pseudoloss train` takes it, with DIR for the folder.
-        pool: which images replace others (out-of-distribution noise): a name for `--data`.
-        paper, paper_std: the published best accuracy and its deviation, where there is one.
-        extra: only where `--only` asks for it (baselines; quick trials).
+        name: name of its folder; `--only` matches it.
+        row, column: labels of its row and column in the table.
+        source: source for `pseudoloss train`, with DIR in place of the folder.
+        preset: preset for `pseudoloss train`.
+        changes: settings that differ from the preset.
+        pool: out-of-distribution images that replace training images: a kind of `--data`.
+        paper, paper_std: published best accuracy and its standard deviation, if any.
+        extra: baselines and quick trials; they run only if `--only` matches them.
     """
 
     name: str
@@ -41,75 +40,83 @@ class Cell:
     extra: bool = False
 
     @property
-    def data(self) -> tuple[str, ...]:
-        """What `--data` must say the place of."""
+    def data_kinds(self) -> tuple[str, ...]:
+        """The kinds of data that `--data` must give a folder for."""
         kind, colon, _ = self.source.partition(":")
         return (*((kind,) if colon else ()), *((self.pool,) if self.pool else ()))
 
     @property
     def records_metrics(self) -> bool:
-        """Whether its runs record what the figures need."""
+        """Whether its runs record the metrics that the plots need."""
         return bool(self.changes.get("compare_metrics"))
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Rows and columns of cells. `rows` and `columns` say what these are."""
+    """A table of the paper.
+
+    Attributes:
+        name: name on the command line.
+        title: title of the table.
+        where: which table or figure of the paper it is.
+        row_header, column_header: what the rows and columns stand for, such as "noise", "method".
+        cells: all cells, column by column.
+    """
 
     name: str
     title: str
     where: str
-    rows: str
-    columns: str
+    row_header: str
+    column_header: str
     cells: tuple[Cell, ...]
 
     def choose(self, only: Sequence[str] | None) -> list[Cell]:
-        """The cells that a pattern matches; without patterns all but the extra ones."""
+        """The cells whose names match a pattern; without patterns, all cells but the extra ones."""
         if not only:
             return [cell for cell in self.cells if not cell.extra]
         names = [cell.name for cell in self.cells]
         for pattern in only:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise InputError(
-                    f"--only {pattern}: no such cell of {self.name}{did_you_mean(pattern, names)}"
+                    f"--only {pattern}: no such cell of {self.name}{name_hint(pattern, names)}"
                 )
         return [cell for cell in self.cells if any(fnmatchcase(cell.name, p) for p in only)]
 
 
-METHODS = {"pls": "PLS", "ce": "cross-entropy", "mixup": "mixup"}
+METHOD_TITLES = {"pls": "PLS", "ce": "cross-entropy", "mixup": "mixup"}
 
 
-def _beside_baselines(
+def _pls_and_baselines(
     name: str, row: str, source: str, preset: str, paper: tuple[Any, ...], pool: str | None = None
 ) -> list[Cell]:
-    """PLS and the baselines that the paper has numbers for: `paper` is PLS, ±, CE, mixup."""
-    pls, deviation, *others = paper
+    """PLS and the baselines. `paper` holds the numbers of PLS, its std, CE and mixup."""
+    pls, pls_std, *baselines = paper
     cells = [
         Cell(
             f"{name}-{method}",
             row,
-            METHODS[method],
+            METHOD_TITLES[method],
             source,
             preset,
             {"method": method},
             pool,
-            number,
+            accuracy,
             extra=True,
         )
-        for method, number in zip(("ce", "mixup"), others, strict=False)
+        for method, accuracy in zip(("ce", "mixup"), baselines, strict=False)
     ]
-    first = Cell(f"{name}-pls", row, METHODS["pls"], source, preset, {}, pool, pls, deviation)
-    return [first, *cells]
+    title = METHOD_TITLES["pls"]
+    return [Cell(f"{name}-pls", row, title, source, preset, {}, pool, pls, pls_std), *cells]
 
 
 def _by_column(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """Column after column, each with its rows in order."""
+    """The cells sorted by column; the order of the rows stays."""
     cells = list(cells)
     columns = list(dict.fromkeys(cell.column for cell in cells))
     return tuple(sorted(cells, key=lambda cell: columns.index(cell.column)))
 
 
-# PLS, its standard deviation, CE, mixup
+# noise rate in percent: PLS, its std, CE, mixup
 _ID = {
     0: (78.85, 0.21, 76.99, 79.29),
     20: (80.03, 0.15, 62.60, 71.55),
@@ -119,14 +126,14 @@ _ID = {
 
 
 def _id_cells() -> Iterable[Cell]:
-    """PLS at 80% is there twice: with the stage 1 of the preset, which is ours, and the paper's."""
+    """At 80% there are two cells of PLS: the preset, with our stage 1, and the released stage 1."""
     for rate, paper in _ID.items():
         row = f"r_in = {rate / 100}"
-        pls, *baselines = _beside_baselines(
+        pls, *baselines = _pls_and_baselines(
             f"id{rate}", row, "cifar100:DIR", f"cifar100-id{rate}", paper
         )
         if rate == 80:
-            yield replace(pls, row=f"{row}, stage 1 by the capped loss")
+            yield replace(pls, row=f"{row}, stage 1 on the capped loss")
             row = f"{row}, stage 1 as released"
             yield replace(pls, name=f"{pls.name}-loss", row=row, changes={"noise_metric": "loss"})
         else:
@@ -143,7 +150,7 @@ ID_NOISE = Experiment(
     _by_column(_id_cells()),
 )
 
-# (pool, r_out, r_in): PLS, its standard deviation, CE, mixup
+# (pool, r_out, r_in): PLS, its std, CE, mixup
 _OOD = {
     ("inet", 20, 20): (76.29, 0.28, 63.68, 66.71),
     ("inet", 40, 20): (72.06, 0.19, 58.94, 59.54),
@@ -164,7 +171,7 @@ OOD_NOISE = Experiment(
     _by_column(
         cell
         for (pool, outer, inner), paper in _OOD.items()
-        for cell in _beside_baselines(
+        for cell in _pls_and_baselines(
             f"{pool}-{outer}-{inner}",
             f"{_POOLS[pool][1]}, r_out = {outer / 100}, r_in = {inner / 100}",
             "cifar100:DIR",
@@ -175,7 +182,7 @@ OOD_NOISE = Experiment(
     ),
 )
 
-# PLS, its standard deviation, CE, mixup
+# noise rate in percent: PLS, its std, CE, mixup
 _CNWL = {
     20: (63.10, 0.14, 47.36, 49.10),
     40: (60.02, 0.15, 42.70, 46.40),
@@ -191,13 +198,13 @@ CNWL = Experiment(
     _by_column(
         cell
         for rate, paper in _CNWL.items()
-        for cell in _beside_baselines(
+        for cell in _pls_and_baselines(
             f"cnwl-{rate}", f"{rate}% web noise", f"cnwl:DIR:{rate / 100}", f"cnwl-{rate}", paper
         )
     ),
 )
 
-# PLS, no deviation, CE
+# data set: PLS, no std, CE
 _WEB = {
     "aircraft": (87.58, None, 60.80),
     "bird": (79.00, None, 64.40),
@@ -207,16 +214,17 @@ WEB_FG = Experiment(
     "web-fg",
     "Fine-grained web sets",
     "Table 4",
-    "set",
+    "data set",
     "method",
     _by_column(
         cell
         for kind, paper in _WEB.items()
-        for cell in _beside_baselines(kind, f"Web-{kind}", f"web-{kind}:DIR", f"web-{kind}", paper)
+        for cell in _pls_and_baselines(kind, f"Web-{kind}", f"web-{kind}:DIR", f"web-{kind}", paper)
     ),
 )
 
-# In the columns of _ABLATION_DATA. The first row's numbers are those of mixup in Tables 3 and 5.
+# Row, settings, and the paper's numbers in the order of _ABLATION_DATA. Those of the first row are
+# the ones of mixup in Tables 3 and 5.
 _NO_TRUST = {"trust_in_classification": False, "trust_in_contrast": False}
 _ABLATION: dict[str, tuple[str, dict[str, Any], tuple[float, float, float]]] = {
     "none": ("nothing (mixup)", {"method": "mixup"}, (66.31, 59.54, 46.40)),
@@ -230,7 +238,8 @@ _ABLATION: dict[str, tuple[str, dict[str, Any], tuple[float, float, float]]] = {
         (77.84, 69.09, 57.76),
     ),
 }
-# The paper's caption says r_in = r_out = 0.2 of the second; its header and text say this.
+# The paper's caption gives r_in = r_out = 0.2 for the second column; its header and its text give
+# r_in = 0.2, r_out = 0.4.
 _ABLATION_DATA = {
     "id40": ("r_in = 0.4", "cifar100:DIR", "cifar100-id40", None),
     "inet-40-20": (
@@ -245,25 +254,29 @@ ABLATION = Experiment(
     "ablation",
     "Ablation: correction, contrastive loss, selection by the pseudo-loss",
     "Table 1",
-    "parts",
+    "components",
     "data",
     tuple(
-        Cell(f"{place}-{name}", row, column, source, preset, changes, pool, paper[index])
-        for index, (place, (column, source, preset, pool)) in enumerate(_ABLATION_DATA.items())
+        Cell(f"{data}-{name}", row, column, source, preset, changes, pool, paper[index])
+        for index, (data, (column, source, preset, pool)) in enumerate(_ABLATION_DATA.items())
         for name, (row, changes, paper) in _ABLATION.items()
     ),
 )
 
 
 def _on_id40(
-    name: str, title: str, where: str, rows: str, cells: Mapping[str, tuple[dict[str, Any], float]]
+    name: str,
+    title: str,
+    where: str,
+    row_header: str,
+    cells: Mapping[str, tuple[dict[str, Any], float]],
 ) -> Experiment:
-    """One column: PLS on CIFAR-100 with r_in = 0.4."""
+    """A table with one column: PLS on CIFAR-100 with r_in = 0.4."""
     return Experiment(
         name,
         title,
         where,
-        rows,
+        row_header,
         "data",
         tuple(
             Cell(
@@ -292,7 +305,7 @@ MU = _on_id40(
 _GAMMA = {0.5: 76.39, 1: 78.54, 1.5: 78.43, 2: 78.33, 2.5: 78.45, 3: 77.99}
 GAMMA = _on_id40(
     "gamma",
-    "Exponent γ that sharpens a guess",
+    "Exponent γ that sharpens a pseudo-label",
     "supplement, first table",
     "exponent",
     {f"gamma = {value}": ({"gamma": value}, paper) for value, paper in _GAMMA.items()},
@@ -301,7 +314,7 @@ GAMMA = _on_id40(
 _CONFIDENCE = {0.8: 77.40, 0.9: 77.38, 0.95: 77.18, 0.98: 77.19, 0.99: 77.05}
 THRESHOLDS = _on_id40(
     "thresholds",
-    "Thresholds on the confidence of a guess against the pseudo-loss",
+    "Confidence thresholds compared with the pseudo-loss",
     "supplement, second table",
     "selection",
     {
@@ -319,13 +332,13 @@ _SELECTION_DATA = {
 }
 SELECTION = Experiment(
     "selection",
-    "With and without selection by the pseudo-loss: the runs behind the figures",
+    "With and without selection by the pseudo-loss: the runs for the plots",
     "Figures 2 to 4",
     "data",
     "selection",
     _by_column(
         Cell(
-            f"{place}-{'with' if column == WITH else 'without'}",
+            f"{data}-{'with' if column == WITH else 'without'}",
             row,
             column,
             source,
@@ -333,14 +346,14 @@ SELECTION = Experiment(
             {"compare_metrics": True, **({} if column == WITH else _NO_TRUST)},
             extra=extra,
         )
-        for place, (row, source, preset, extra) in _SELECTION_DATA.items()
+        for data, (row, source, preset, extra) in _SELECTION_DATA.items()
         for column in (WITH, WITHOUT)
     ),
 )
 
 DIGITS = Experiment(
     "digits",
-    "Handwritten digits, 40% wrong labels: to try these commands, nothing to download",
+    "Handwritten digits, 40% wrong labels: a quick trial without downloads",
     "not in the paper",
     "noise",
     "method",
@@ -353,7 +366,7 @@ DIGITS = Experiment(
             "digits-id40",
             {} if method == "pls" else {"method": method},
         )
-        for method, title in METHODS.items()
+        for method, title in METHOD_TITLES.items()
     ),
 )
 
@@ -373,78 +386,18 @@ EXPERIMENTS = {
     )
 }
 
-FIGURES = {
-    "noise-retrieval": "AUC of five metrics that look for noisy labels, per epoch (Figure 2)",
-    "guess-retrieval": "AUC of three metrics that look for right guesses, per epoch, and the "
-    "pseudo-loss at two epochs (Figure 3)",
+PLOTS = {
+    "noise-detection": "AUC of five metrics for detecting noisy labels, per epoch (Figure 2)",
+    "pseudo-labels": "AUC of three metrics for finding correct pseudo-labels, per epoch, and "
+    "histograms of the pseudo-loss (Figure 3)",
     "accuracy": "accuracy on the test images, per epoch (Figure 4)",
     "bias": "confirmation bias, per epoch (Figure 3)",
 }
-"""All from the runs of `selection`."""
+"""Name and description of every plot. All are drawn from the runs of `selection`."""
 
 
-def experiment_of(name: str) -> Experiment:
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name."""
     if name not in EXPERIMENTS:
-        raise InputError(f"{name}: no such experiment{did_you_mean(name, EXPERIMENTS)}")
+        raise InputError(f"{name}: no such experiment{name_hint(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]
-
-
-# Settings that change nothing in the numbers of a table.
-NO_MATTER = (*MAY_CHANGE_ON_RESUME, "seed", "pool", "compare_metrics")
-
-
-def what_counts(preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting that makes the numbers of a run, with its value."""
-    values = as_json(Settings()) | PRESETS.get(preset, {}) | dict(changes)
-    return {name: value for name, value in values.items() if name not in NO_MATTER}
-
-
-def unlike(cell: Cell, settings: Settings) -> list[str]:
-    """In what the settings of a run differ from those of a cell, where that makes its numbers."""
-    wanted = what_counts(cell.preset, cell.changes)
-    return [
-        f"{as_flag(name, value)} (not {as_flag(name, wanted.get(name))})"
-        for name, value in what_counts("", vars(settings)).items()
-        if value != wanted.get(name)
-    ]
-
-
-# What says nothing of whose images a folder holds: train, val_256, data_large.
-A_PART = "(train|training|val|validation|test|data|images|batches|npz|standard|large|256)+"
-
-
-def other_pool(cell: Cell, pool: str | None) -> str:
-    """How a pool differs from the cell's. It may have lain on another machine, so its name decides:
-    that of the file or folder or, of a folder that is named as a part of something, what it is a
-    part of (places365/train)."""
-    if cell.pool is None or pool is None:
-        return ""
-    names = (re.sub("[^a-z0-9]", "", part.lower()) for part in reversed(Path(pool).parts))
-    named = next(filter(None, (re.sub(f"^{A_PART}", "", name) for name in names)), "")
-    if named.startswith(cell.pool):
-        return ""
-    return f"--pool {Path(pool).name} (not {cell.pool})"
-
-
-def home(cell: Cell) -> tuple[Experiment, Cell]:
-    """Where a cell is trained. What several experiments share is trained once: in the first of
-    them, or in the one whose figures need more to be recorded."""
-    serving = [
-        (experiment, candidate)
-        for experiment in EXPERIMENTS.values()
-        for candidate in experiment.cells
-        if _serves(candidate, cell)
-    ]
-    return max(serving, key=lambda found: found[1].records_metrics)
-
-
-def _serves(candidate: Cell, cell: Cell) -> bool:
-    """Whether the runs of one cell are also those of another. A quick trial serves itself."""
-    more = candidate.records_metrics and not candidate.extra
-    return (more or candidate.records_metrics == cell.records_metrics) and (
-        _what_trains(candidate) == _what_trains(cell)
-    )
-
-
-def _what_trains(cell: Cell) -> tuple[Any, ...]:
-    return cell.source, cell.preset, cell.pool, what_counts(cell.preset, cell.changes)

@@ -1,7 +1,7 @@
-"""Training the cells of an experiment: OUT/EXPERIMENT/CELL/seedN, each an ordinary run folder.
+"""Train the cells of an experiment: OUT/EXPERIMENT/CELL/seedN, each an ordinary run folder.
 
-A cell is claimed by the lock of its run folder. So several processes, on several machines that
-share OUT, can work on one experiment; a cell that another one works on is passed over.
+The lock of a run folder claims its cell. So several processes, also on several machines that share
+OUT, can work on one experiment: each skips the cells that another one is training.
 """
 
 import gc
@@ -16,20 +16,29 @@ from typing import Any, get_args
 
 import torch
 
-from pseudoloss.config import Settings, as_flag, as_json, as_text, setting_types, shorten
+from pseudoloss.config import (
+    Settings,
+    all_setting_types,
+    as_flag,
+    as_json,
+    as_text,
+    setting_types,
+    shorten,
+)
 from pseudoloss.data import corruption, pools, sources
 from pseudoloss.engine.training import train
-from pseudoloss.errors import BusyError, InputError, TrainingError, did_you_mean
-from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment, home, other_pool
+from pseudoloss.errors import BusyError, InputError, TrainingError, name_hint
+from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment
+from pseudoloss.experiments.matching import pool_difference, training_cell
 from pseudoloss.nn.devices import choose_device
 from pseudoloss.nn.networks import check_known
-from pseudoloss.presets import request, same_for_a_run
+from pseudoloss.presets import PRESETS, request, same_for_a_run
 from pseudoloss.runs import Recorded, RunFolder
 
-LEAST_MINUTES = 0.5  # with less than that left no other cell is begun
-POOL = "POOL"  # stands for a pool whose place was not named
+MIN_MINUTES = 0.5  # with less time left, no further cell is started
+POOL = "POOL"  # placeholder for a pool that --data does not name
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,35 +50,34 @@ class Job:
     cell: Cell
     seed: int
     source: str
-    changes: dict[str, Any]  # what it changes of the preset
+    changes: dict[str, Any]  # settings that differ from the preset
 
     @property
     def command(self) -> str:
-        """What trains it, as one would type it."""
-        words = ["pseudoloss", "train", self.source, "--out", str(self.folder.path)]
-        words += ["--preset", self.cell.preset, "--seed", str(self.seed), "--resume"]
+        """The command that trains it."""
+        arguments = ["pseudoloss", "train", self.source, "--out", str(self.folder.path)]
+        arguments += ["--preset", self.cell.preset, "--seed", str(self.seed), "--resume"]
         for name, value in self.changes.items():
-            first, *value_words = as_flag(name, value).split(" ", 1)
-            words += [first, *value_words]
-        return shlex.join(words)
+            arguments += as_flag(name, value).split(" ", 1)
+        return shlex.join(arguments)
 
     @property
     def state(self) -> str:
-        """damaged, done, busy (another process works on it), begun or free."""
+        """damaged, done, busy (another process is training it), started or new."""
         if self.damage:
             return "damaged"
         if self.folder.finished:
             return "done"
         if self.folder.busy:
             return "busy"
-        return "begun" if self.folder.config.exists() else "free"
+        return "started" if self.folder.config.exists() else "new"
 
     @property
     def damage(self) -> str:
-        """What is wrong with its folder, if anything."""
+        """What is wrong with the files of its folder; empty if nothing is."""
         try:
             if self.folder.finished:
-                finished_run(self.folder)
+                read_finished(self.folder)
             else:
                 self.folder.recorded()
         except InputError as error:
@@ -77,11 +85,12 @@ class Job:
         return ""
 
     def settings(self) -> Settings:
+        """The settings of its run."""
         changes = {**self.changes, "seed": self.seed}
         return request(self.cell.preset, None, changes).settings("default")
 
     def differences(self) -> list[tuple[str, str]]:
-        """What its folder began with, and what the job wants instead."""
+        """Where its folder was started with other settings: pairs of recorded and wanted flags."""
         recorded = None if self.damage else self.folder.recorded()
         if recorded is None:
             return []
@@ -89,67 +98,69 @@ class Job:
         found = [
             (as_flag(name, before[name]), as_flag(name, value))
             for name, value in as_json(self.settings()).items()
-            if not same_for_a_run(name, before[name], value)
+            if name in before and not same_for_a_run(name, before[name], value)
         ]
-        if self.folder.finished and self._other_pool(recorded.settings.pool):
+        if self.folder.finished and self._has_other_pool(recorded.settings.pool):
             found.insert(0, (as_flag("pool", recorded.settings.pool), f"--pool {self._pool}"))
-        if kind_of(recorded.source) != kind_of(self.source):
+        if source_kind(recorded.source) != source_kind(self.source):
             found.insert(0, (recorded.source, self.source))
         return found
 
     @property
     def _pool(self) -> str | None:
-        named = self.changes.get("pool") not in (None, POOL)
-        return self.settings().pool if named else None
+        is_named = self.changes.get("pool") not in (None, POOL)
+        return self.settings().pool if is_named else None
 
-    def _other_pool(self, before: str | None) -> bool:
-        """Whether a finished run drew from another pool, by its name: on another machine the same
-        pool may lie elsewhere. (Runs that are under way compare the images themselves.)"""
-        if before is None or self._pool is None:
+    def _has_other_pool(self, recorded: str | None) -> bool:
+        """Whether a finished run used a pool of another name; its folder may differ between
+        machines. (Unfinished runs compare the images themselves.)"""
+        if recorded is None or self._pool is None:
             return False
-        return other_pool(self.cell, before) != other_pool(self.cell, self._pool)
+        return pool_difference(self.cell, recorded) != pool_difference(self.cell, self._pool)
 
-    def check(self) -> None:
-        """Refuse a run that began with other settings: before any write."""
+    def check_settings(self) -> None:
+        """Raise an InputError if its folder was started with other settings."""
         for before, wanted in self.differences()[:1]:
             raise InputError(
-                f"{self.folder.path}: began with {before}, not with {wanted}; choose another --out"
+                f"{self.folder.path}: was started with {before}, not {wanted}; choose another --out"
             )
 
-    def look_for_data(self, places: Mapping[str, str]) -> None:
-        """Refuse data that are not where --data says."""
+    def check_data(self, places: Mapping[str, str]) -> None:
+        """Raise an InputError if its data are not in the folders of --data."""
         kind, colon, _ = self.source.partition(":")
         if colon:
-            _look(sources.check_exists, self.source, f"--data {kind}={places[kind]}", self.source)
+            _look_for(
+                sources.check_exists, self.source, f"--data {kind}={places[kind]}", self.source
+            )
         if self.cell.pool:
             place = self.changes["pool"]
-            named = place == places[self.cell.pool]
-            flag = f"--data {self.cell.pool}={place}" if named else f"--set pool={place}"
-            _look(pools.check_exists, place, flag, f"--pool {place}")
+            is_named = place == places[self.cell.pool]
+            flag = f"--data {self.cell.pool}={place}" if is_named else f"--set pool={place}"
+            _look_for(pools.check_exists, place, flag, f"--pool {place}")
 
-    def make_room(self) -> None:
-        """The folder that its own is to be in, or an error that names --out."""
+    def make_parent_folder(self) -> None:
+        """Create the folder that its run folder goes into."""
         try:
             self.folder.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             place = error.filename or self.folder.path.parent
-            raise InputError(f"--out: {place} cannot be made ({error.strerror})") from None
+            raise InputError(f"--out: cannot create {place} ({error.strerror})") from None
 
 
-def check_settings(jobs: Sequence[Job]) -> None:
-    """Refuse settings that are none."""
+def check_values(jobs: Sequence[Job]) -> None:
+    """Raise an InputError if a job has a setting with an invalid value."""
     for job in jobs:
         settings = job.settings()
         check_known(settings.network)
         if job.cell.pool and settings.pool is None:
             raise InputError(
-                f"--set pool=none: {job.cell.name} needs a pool, the images that belong to no class"
+                f"--set pool=none: {job.cell.name} needs a pool of out-of-distribution images"
             )
         corruption.asked_for(settings.corrupt, settings.pool)
 
 
-def kind_of(source: str) -> tuple[str, float | None]:
-    """A source without its place: its kind and, where the source says it, the share of noise."""
+def source_kind(source: str) -> tuple[str, float | None]:
+    """A source without its folder: its kind and, if the source contains it, the noise rate."""
     kind, _, place = source.partition(":")
     try:
         return kind, float(place.rpartition(":")[2]) if kind in sources.WITH_NOISE_RATIO else None
@@ -158,49 +169,49 @@ def kind_of(source: str) -> tuple[str, float | None]:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """How a finished run began and ended: its accuracy after the last epoch and in the best one,
-    and what one should know before one counts it."""
+class FinishedRun:
+    """Settings and accuracies of a finished run, and the notices that it gave."""
 
     recorded: Recorded
     last: float
     best: float
-    remarks: tuple[str, ...]
+    notices: tuple[str, ...]
 
 
-def finished_run(folder: RunFolder) -> Finished:
+def read_finished(folder: RunFolder) -> FinishedRun:
+    """Read a finished run; an InputError names a file that is missing or damaged."""
     recorded = folder.recorded()
     if recorded is None:
         raise InputError(f"{folder.config}: is missing")
     try:
         summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        last, best = accuracies(summary)
-        remarks = remarks_on(summary)
+        last, best = read_accuracies(summary)
+        notices = read_notices(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder.summary}: not the summary.json of a run ({error})") from None
-    return Finished(recorded, last, best, remarks)
+    return FinishedRun(recorded, last, best, notices)
 
 
-def accuracies(summary: Mapping[str, Any]) -> tuple[float, float]:
-    """After the last epoch and in the best one; a ValueError where one is no percentage."""
+def read_accuracies(summary: Mapping[str, Any]) -> tuple[float, float]:
+    """Accuracy after the last and in the best epoch; a ValueError if one is not a percentage."""
     last, best = summary["accuracy"]["last"], summary["accuracy"]["best"]
     for value in (last, best):
-        if type(value) not in (int, float) or not 0 <= value <= 100:  # NaN is neither
+        if type(value) not in (int, float) or not 0 <= value <= 100:  # also excludes NaN
             raise ValueError(f"an accuracy is {shorten(repr(value))}, not a number from 0 to 100")
     return float(last), float(best)
 
 
-def remarks_on(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """The first sentence of every notice that a run gave."""
+def read_notices(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """The first sentence of every notice of a run."""
     return tuple(str(notice["text"]).partition(". ")[0] for notice in summary.get("notices", ()))
 
 
-def _look(look_for: Callable[[str], None], place: str, flag: str, start: str) -> None:
-    """Look for data; the error begins with the flag."""
+def _look_for(look_for: Callable[[str], None], place: str, flag: str, prefix: str) -> None:
+    """Look for data; an error starts with the flag that names them."""
     try:
         look_for(place)
     except InputError as error:
-        raise InputError(f"{flag}: {str(error).removeprefix(f'{start}: ')}") from None
+        raise InputError(f"{flag}: {str(error).removeprefix(f'{prefix}: ')}") from None
 
 
 def plan(
@@ -212,14 +223,17 @@ def plan(
     only: Sequence[str] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> list[Job]:
-    """The jobs that are asked for: all cells of a seed, then those of the next. A place that was
-    not named stays DIR, or POOL. A cell that others share is trained as its home wants it."""
+    """The jobs of an experiment: all cells with the first seed, then all with the next.
+
+    Folders that `places` does not name stay DIR or POOL. A cell that shares its runs with another
+    one gets the settings of the cell that is trained.
+    """
     for seed in seeds:
-        Settings(seed=seed)  # refuses what is no seed
+        Settings(seed=seed)  # raises an InputError for an invalid seed
     jobs = {}
     for seed in dict.fromkeys(seeds):
         for cell in experiment.choose(only):
-            path = folder_of(out, cell, seed)
+            path = run_path(out, cell, seed)
             kind = cell.source.partition(":")[0]
             pool = {"pool": places.get(cell.pool, POOL)} if cell.pool else {}
             jobs[path] = Job(
@@ -228,23 +242,35 @@ def plan(
                 cell,
                 seed,
                 cell.source.replace("DIR", places.get(kind, "DIR"), 1),
-                {**home(cell)[1].changes, **pool, **(changes or {})},
+                {**training_cell(cell)[1].changes, **pool, **_for_cell(cell, changes or {})},
             )
     return list(jobs.values())
 
 
-def folder_of(out: Path, cell: Cell, seed: int) -> Path:
-    experiment, trained = home(cell)
+def _for_cell(cell: Cell, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes that the method of a cell has a setting for."""
+    trained = training_cell(cell)[1]
+    method = trained.changes.get("method", PRESETS[trained.preset].get("method", Settings.method))
+    types = setting_types(changes.get("method", method))
+    return {name: value for name, value in changes.items() if name in types}
+
+
+def run_path(out: Path, cell: Cell, seed: int) -> Path:
+    """The run folder of a cell with a seed."""
+    experiment, trained = training_cell(cell)
     return out / experiment.name / trained.name / f"seed{seed}"
 
 
-def folders_of(out: Path, cell: Cell) -> dict[int, RunFolder]:
-    """The run folders of a cell that are there, by seed."""
-    named = {
+def find_run_folders(out: Path, cell: Cell) -> dict[int, RunFolder]:
+    """The existing run folders of a cell, by seed."""
+    folders = {
         path.name.removeprefix("seed"): RunFolder(path)
-        for path in folder_of(out, cell, 0).parent.glob("seed*")
+        for path in run_path(out, cell, 0).parent.glob("seed*")
     }
-    return {int(seed): named[seed] for seed in sorted(filter(str.isdecimal, named), key=int)}
+    return {int(seed): folders[seed] for seed in sorted(filter(str.isdecimal, folders), key=int)}
+
+
+# ---------------------------------------------------------------------------------- run the jobs
 
 
 def run(
@@ -253,43 +279,30 @@ def run(
     *,
     minutes: float | None = None,
     quiet: bool = False,
-    say: Say = print,
+    say: Print = print,
 ) -> dict[Job, str]:
-    """Train what is not done yet. The state of every job afterwards.
+    """Train the jobs that are not done, and return the state of every job.
 
-    Settings that are none and data that are not there are refused before anything is trained. A
-    cell that fails is told of at the end, when all others have been tried.
+    Invalid settings and missing data raise an InputError before anything is trained. A job that
+    fails does not stop the others; a TrainingError at the end names all that failed.
     """
-    check_settings(jobs)
-    for job in jobs:
-        for kind in job.cell.data:
-            if kind not in places:
-                raise InputError(f"--data {kind}=DIR is missing: {job.cell.name} needs it")
-        job.check()
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"--minutes must be above 0, not {minutes:g}")
-    to_train = [job for job in jobs if job.state not in ("done", "damaged")]
-    for job in {(job.source, job.cell.pool): job for job in to_train}.values():
-        job.look_for_data(places)
-    for job in to_train:
-        choose_device(job.settings().device)
-        job.make_room()
-    end = None if minutes is None else time.monotonic() + 60 * minutes
+    check_before_training(jobs, places, minutes)
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     titles = {job: f"[{number}/{len(jobs)}] {job.name}" for number, job in enumerate(jobs, 1)}
-    queue, again, trained = list(jobs), set(), False
-    failed: dict[str, list[str]] = {}  # why, and which cells
+    queue, postponed, has_trained = list(jobs), set(), False
+    failed: dict[str, list[str]] = {}  # reason: names of jobs
     while queue:
         job = queue.pop(0)
         title, state = titles[job], job.state
-        left = None if end is None else (end - time.monotonic()) / 60
+        left = None if deadline is None else (deadline - time.monotonic()) / 60
         try:
-            job.check()  # once more: another process may have begun it since
+            job.check_settings()  # again: another process may have started it since
         except InputError as error:
             failed.setdefault(str(error), []).append(job.name)
             say(f"{title}: has other settings")
             continue
         if state == "done":
-            say(f"{title}: done already")
+            say(f"{title}: already done")
             continue
         if state == "damaged":
             why = f"{job.damage}; the folder is damaged: remove or rename {job.folder.path}"
@@ -297,42 +310,63 @@ def run(
             say(f"{title}: its folder is damaged")
             continue
         if state != "busy":
-            if left is not None and (left < LEAST_MINUTES if trained else left <= 0):
-                say(f"{title}: no time is left for it; the same command goes on")
+            if left is not None and (left < MIN_MINUTES if has_trained else left <= 0):
+                say(f"{title}: no time left; run the same command to resume")
                 break
-            trained = True
-            say(f"{title}: {'goes on' if state == 'begun' else 'begins'} in {job.folder.path}")
+            has_trained = True
+            say(f"{title}: {'resumes' if state == 'started' else 'starts'} in {job.folder.path}")
             try:
-                finished = _train(job, left, quiet)
+                is_finished = _train(job, left, quiet)
             except (InputError, TrainingError) as error:
-                # Another process may have been a moment faster.
-                taken = isinstance(error, BusyError) or (
-                    isinstance(error, InputError) and state == "free" and job.state != "free"
+                # Another process may have started it a moment earlier.
+                is_taken = isinstance(error, BusyError) or (
+                    isinstance(error, InputError) and state == "new" and job.state != "new"
                 )
-                if not taken:
+                if not is_taken:
                     failed.setdefault(str(error), []).append(job.name)
                     say(f"{title}: failed")
                     continue
             else:
-                if not finished:
-                    say(f"{title}: time is up; the same command goes on")
+                if not is_finished:
+                    say(f"{title}: time is up; run the same command to resume")
                     break
-                found = finished_run(job.folder)
+                found = read_finished(job.folder)
                 say(f"{title}: done, accuracy {found.last:.2f} (best {found.best:.2f})")
-                for remark in found.remarks:
-                    say(f"{title}: notice: {remark}")
+                for notice in found.notices:
+                    say(f"{title}: notice: {notice}")
                 continue
-        if job not in again:  # at the end its process may have gone, or have only been looking
-            say(f"{title}: another process works on it")
-            again.add(job)
+        if job not in postponed:  # try once more at the end: the other process may be gone by then
+            say(f"{title}: another process is training it")
+            postponed.add(job)
             queue.append(job)
     if failed:
-        raise TrainingError("; ".join(f"{', '.join(who)}: {why}" for why, who in failed.items()))
+        reasons = [f"{', '.join(names)}: {why}" for why, names in failed.items()]
+        raise TrainingError("; ".join(reasons))
     return {job: job.state for job in jobs}
 
 
+def check_before_training(
+    jobs: Sequence[Job], places: Mapping[str, str], minutes: float | None
+) -> None:
+    """Raise an InputError for invalid settings, folders of other settings, or missing data."""
+    check_values(jobs)
+    for job in jobs:
+        for kind in job.cell.data_kinds:
+            if kind not in places:
+                raise InputError(f"--data {kind}=DIR is missing: {job.cell.name} needs it")
+        job.check_settings()
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"--minutes must be above 0, not {minutes:g}")
+    to_train = [job for job in jobs if job.state not in ("done", "damaged")]
+    for job in {(job.source, job.cell.pool): job for job in to_train}.values():
+        job.check_data(places)
+    for job in to_train:
+        choose_device(job.settings().device)
+        job.make_parent_folder()
+
+
 def _train(job: Job, minutes: float | None, quiet: bool) -> bool:
-    """Train a job; whether it is finished."""
+    """Train a job; return whether it is finished."""
     run = train(
         job.source,
         job.folder.path,
@@ -343,59 +377,59 @@ def _train(job: Job, minutes: float | None, quiet: bool) -> bool:
         seed=job.seed,
         **job.changes,
     )
-    finished = run.finished
+    is_finished = run.finished
     del run
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return finished
+    return is_finished
 
 
-# ------------------------------------------------------------------------- what the flags say
+# ------------------------------------------------------------------------- values of the options
 
 
-def read_places(words: Sequence[str]) -> dict[str, str]:
-    """`--data KIND=PLACE`: where each kind of data lies."""
+def read_places(arguments: Sequence[str]) -> dict[str, str]:
+    """`--data KIND=DIR`: the folder of each kind of data."""
     kinds = {
         kind
         for experiment in EXPERIMENTS.values()
         for cell in experiment.cells
-        for kind in cell.data
+        for kind in cell.data_kinds
     }
     places: dict[str, str] = {}
-    for word in words:
-        kind, equals, place = word.partition("=")
+    for argument in arguments:
+        kind, equals, place = argument.partition("=")
         if not equals or not place:
-            raise InputError(f"--data {word}: must be KIND=DIR, such as cifar100=data")
+            raise InputError(f"--data {argument}: must be KIND=DIR, such as cifar100=data")
         if kind not in kinds:
-            raise InputError(f"--data {word}: no such kind of data{did_you_mean(kind, kinds)}")
+            raise InputError(f"--data {argument}: no such kind of data{name_hint(kind, kinds)}")
         if places.setdefault(kind, place) != place:
-            raise InputError(f"--data {word}: {kind} lies in {places[kind]} already")
+            raise InputError(f"--data {argument}: {kind} is already in {places[kind]}")
     return places
 
 
-def read_changes(words: Sequence[str]) -> dict[str, Any]:
-    """`--set NAME=VALUE`, the value as in a TOML file; text needs no quotes."""
+def read_changes(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--set NAME=VALUE`: values as in a TOML file; text needs no quotes."""
     changes: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise InputError(f"--set {word}: must be NAME=VALUE, such as epochs=2")
+            raise InputError(f"--set {argument}: must be NAME=VALUE, such as epochs=2")
         if name == "seed":
-            raise InputError(f"--set {word}: seeds are chosen with --seeds")
-        if name not in setting_types():
-            hint = did_you_mean(name, setting_types())
-            raise InputError(f"--set {word}: no such setting{hint}")
-        value = as_value(name, text)
+            raise InputError(f"--set {argument}: choose seeds with --seeds")
+        if name not in all_setting_types():
+            hint = name_hint(name, all_setting_types())
+            raise InputError(f"--set {argument}: no such setting{hint}")
+        value = parse_value(name, text)
         if changes.setdefault(name, value) != value:
-            raise InputError(f"--set {word}: {name} is {as_text(changes[name])} already")
+            raise InputError(f"--set {argument}: {name} is already {as_text(changes[name])}")
     return changes
 
 
-def as_value(name: str, text: str) -> Any:
-    """A value of a setting as TOML has it, or the text itself; none where there may be none."""
-    if text.lower() == "none" and type(None) in get_args(setting_types().get(name)):
+def parse_value(name: str, text: str) -> Any:
+    """The value of a setting: None if it may be none, a TOML value, or else the text itself."""
+    if text.lower() == "none" and type(None) in get_args(all_setting_types().get(name)):
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]

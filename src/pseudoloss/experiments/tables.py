@@ -1,4 +1,4 @@
-"""A table of the paper beside ours: from run folders, from committed results, or from both."""
+"""Compare the paper's numbers with ours, from run folders and from committed result files."""
 
 import csv
 import io
@@ -15,62 +15,76 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pseudoloss.config import upgrade_settings
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import Cell, Experiment, other_pool, unlike, what_counts
+from pseudoloss.experiments.catalogue import Cell, Experiment
 from pseudoloss.experiments.cells import (
-    accuracies,
-    as_value,
-    finished_run,
-    folders_of,
-    kind_of,
-    remarks_on,
+    find_run_folders,
+    parse_value,
+    read_accuracies,
+    read_finished,
+    read_notices,
+    source_kind,
+)
+from pseudoloss.experiments.matching import (
+    pool_difference,
+    preset_settings,
+    recorded_settings,
+    setting_differences,
 )
 
-NOTHING = "–"
+NO_VALUE = "–"
 
 
 @dataclass(frozen=True)
 class Result:
-    """The accuracies of one run."""
+    """The accuracies of one run.
+
+    Attributes:
+        seed: its seed.
+        last, best: accuracy after the last and in the best epoch.
+        where: name of its file, or folder of its cell.
+        notices: notices that the run gave.
+        differs: how its settings and pool differ from those of the cell; empty if they do not.
+    """
 
     seed: int
     last: float
     best: float
     where: str
-    remarks: tuple[str, ...] = ()  # what one should know of the run
-    differs: str = ""  # what is not the cell's: settings, the pool
+    notices: tuple[str, ...] = ()
+    differs: str = ""
 
 
 @dataclass(frozen=True)
-class Committed:
+class ResultFile:
     """A result file of benchmarks/run.py."""
 
-    file: str
     source: str
     preset: str
-    settings: Mapping[str, Any]  # those that count
+    settings: Mapping[str, Any]  # the relevant ones
     pool: str | None
     results: tuple[Result, ...]
 
     def belongs_to(self, cell: Cell) -> bool:
         return (
-            kind_of(self.source) == kind_of(cell.source)
+            source_kind(self.source) == source_kind(cell.source)
             and self.preset == cell.preset
-            and self.settings == what_counts(cell.preset, cell.changes)
+            and self.settings == preset_settings(cell.preset, cell.changes)
         )
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: a cell and the runs of it, which all differ from it in the same way or
-    not at all."""
+    """A line of the table: a cell and its runs, which all differ from it in the same way or not at
+    all."""
 
     cell: Cell
     results: tuple[Result, ...]
 
     @property
     def differs(self) -> str:
-        """What is not the cell's."""
+        """How the runs differ from the cell; empty if they do not."""
         return self.results[0].differs if self.results else ""
 
     @property
@@ -83,7 +97,7 @@ class Line:
 
     @property
     def difference(self) -> float | None:
-        """Of the best epochs, since the paper reports those."""
+        """Our best accuracy minus the paper's, which is the best one too."""
         ours, paper = self.best[0], self.cell.paper
         return None if ours is None or paper is None else ours - paper
 
@@ -94,26 +108,26 @@ def collect(
     results: Path | None,
     seeds: Sequence[int] | None = None,
 ) -> tuple[list[Line], list[str]]:
-    """The lines of the table, and what is to be said of them.
+    """The lines of the table, and notes about them.
 
-    Each seed counts once: a run folder goes before a file, a file before those behind it in the
-    alphabet. Runs that differ from their cell count only where no others are, and only with those
+    Each seed counts once: first from a run folder, then from the first file in alphabetical order.
+    Runs that differ from their cell count only if there are no others, and only together with runs
     that differ in the same way.
     """
     lines: list[Line] = []
     notes: list[str] = []
-    files = [] if results is None else list(committed(results, notes))
+    files = [] if results is None else list(read_result_files(results, notes))
     for cell in cells:
         found: dict[int, Result] = {}
-        candidates = [] if out is None else list(from_folders(out, cell, notes))
+        candidates = [] if out is None else list(read_run_folders(out, cell, notes))
         for file in files:
             if file.belongs_to(cell):
-                differs = other_pool(cell, file.pool)
+                differs = pool_difference(cell, file.pool)
                 candidates += [replace(result, differs=differs) for result in file.results]
         candidates = [r for r in candidates if seeds is None or r.seed in seeds]
-        counts = which_count(candidates)
+        counted = choose_difference(candidates)
         for result in candidates:
-            if result.differs != counts:
+            if result.differs != counted:
                 notes.append(
                     f"{cell.name}: seed {result.seed} of {result.where} is left out, it was "
                     f"trained with {result.differs}"
@@ -132,29 +146,30 @@ def collect(
             plural = "s" if len(line.results) > 1 else ""
             notes.append(f"{cell.name}: seed{plural} {numbers} of {where}")
         for result in line.results:
-            for remark in result.remarks:
-                notes.append(f"{cell.name}: notice of seed {result.seed}: {remark}")
+            for notice in result.notices:
+                notes.append(f"{cell.name}: notice of seed {result.seed}: {notice}")
         if line.differs:
-            notes.append(f"* {cell.name} was not trained as its preset says: {line.differs}")
+            notes.append(f"* {cell.name} was trained with other settings: {line.differs}")
         lines.append(line)
     return lines, notes
 
 
-def which_count(results: Sequence[Result]) -> str:
-    """How those differ that count: not at all or, where all do, as most of them."""
-    ways = [result.differs for result in results]
-    return "" if "" in ways else max(ways, key=ways.count, default="")
+def choose_difference(results: Sequence[Result]) -> str:
+    """Which runs count: those that do not differ from the cell or, if all do, the most frequent
+    difference."""
+    differences = [result.differs for result in results]
+    return "" if "" in differences else max(differences, key=differences.count, default="")
 
 
-def from_folders(out: Path, cell: Cell, notes: list[str]) -> Iterable[Result]:
+def read_run_folders(out: Path, cell: Cell, notes: list[str]) -> Iterable[Result]:
     """The finished runs of a cell."""
-    for seed, folder in folders_of(out, cell).items():
+    for seed, folder in find_run_folders(out, cell).items():
         place = folder.path.parent
         if not folder.finished:
             notes.append(f"{cell.name}: seed {seed} is not finished")
             continue
         try:
-            run = finished_run(folder)
+            run = read_finished(folder)
         except InputError as error:
             notes.append(f"{cell.name}: seed {seed} is left out, its folder is damaged ({error})")
             continue
@@ -165,25 +180,27 @@ def from_folders(out: Path, cell: Cell, notes: list[str]) -> Iterable[Result]:
                 f"{recorded.settings.seed}"
             )
             continue
-        if kind_of(recorded.source) != kind_of(cell.source):
+        if source_kind(recorded.source) != source_kind(cell.source):
             notes.append(
                 f"{cell.name}: seed {seed} of {place} is left out, it was trained on "
                 f"{recorded.source} (not {cell.source})"
             )
             continue
-        differs = [*unlike(cell, recorded.settings), other_pool(cell, recorded.settings.pool)]
-        words = ", ".join(filter(None, differs))
-        yield Result(seed, run.last, run.best, str(place), run.remarks, words)
+        differences = [
+            *setting_differences(cell, recorded.settings),
+            pool_difference(cell, recorded.settings.pool),
+        ]
+        differs = ", ".join(filter(None, differences))
+        yield Result(seed, run.last, run.best, str(place), run.notices, differs)
 
 
-def committed(folder: Path, notes: list[str]) -> Iterable[Committed]:
-    """The files in `folder` that benchmarks/run.py wrote; those of others are passed over, and
-    damaged ones are named."""
+def read_result_files(folder: Path, notes: list[str]) -> Iterable[ResultFile]:
+    """The result files of benchmarks/run.py in a folder; a note names each damaged file."""
     if not folder.is_dir():
         raise InputError(f"--results {folder}: no such folder")
     for path in sorted(folder.glob("*.json")):
         try:
-            file = result_file(path)
+            file = read_result_file(path)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             notes.append(f"{path.name} is left out: it is damaged ({error!r})")
             continue
@@ -191,85 +208,83 @@ def committed(folder: Path, notes: list[str]) -> Iterable[Committed]:
             yield file
 
 
-def result_file(path: Path) -> Committed | None:
-    """What benchmarks/run.py wrote, or None where the file is another program's."""
+def read_result_file(path: Path) -> ResultFile | None:
+    """A result file of benchmarks/run.py; None if another program wrote the file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     command = content.get("command") if isinstance(content, dict) else None
     if not isinstance(command, str) or "run.py " not in command:
         return None
-    words = shlex.split(command)
-    ours = words.index("--") if "--" in words else len(words)
-    preset = words[words.index("--preset", 0, ours) + 1]
-    programs = [place for place, word in enumerate(words) if word.endswith("run.py")]
-    source = words[programs[0] + 1]
-    behind = flags(words[ours + 1 :])
+    arguments = shlex.split(command)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    preset = arguments[arguments.index("--preset", 0, end) + 1]
+    programs = [i for i, argument in enumerate(arguments) if argument.endswith("run.py")]
+    source = arguments[programs[0] + 1]
+    changes = parse_flags(arguments[end + 1 :])
     results = tuple(
-        Result(
-            int(run["seed"]),
-            *accuracies(run),
-            path.name,
-            remarks_on(run),
-        )
+        Result(int(run["seed"]), *read_accuracies(run), path.name, read_notices(run))
         for run in content["runs"]
     )
-    # Where a file says what was trained: its preset may have meant something else then.
-    settings = what_counts(preset, content.get("settings", behind))
-    pool = None if behind.get("pool") is None else str(behind["pool"])
-    return Committed(path.name, source, preset, settings, pool, results)
+    if "settings" in content:  # the preset may have changed since
+        settings = recorded_settings(content["settings"])
+    else:
+        settings = preset_settings(preset, upgrade_settings(changes))
+    pool = None if changes.get("pool") is None else str(changes["pool"])
+    return ResultFile(source, preset, settings, pool, results)
 
 
-def flags(words: Sequence[str]) -> dict[str, Any]:
-    """Settings from the words of a command: --mu 0.1, --mu=0.1, --contrast, --no-contrast."""
+def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    """Settings from the flags of a command: --mu 0.1, --mu=0.1, --contrast, --no-contrast."""
     values: dict[str, Any] = {}
-    rest = list(words)
+    rest = list(arguments)
     while rest:
         name, equals, text = rest.pop(0).partition("=")
         if not equals and rest and not rest[0].startswith("--"):
             equals, text = "=", rest.pop(0)
         name = name.removeprefix("--").replace("-", "_")
         if equals:
-            values[name] = as_value(name, text)
+            values[name] = parse_value(name, text)
         else:
             values[name.removeprefix("no_")] = not name.startswith("no_")
     return values
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation, where there are enough values."""
+    """Mean and sample standard deviation; None if there are too few values."""
     return (
         mean(values) if values else None,
         stdev(values) if len(values) > 1 else None,
     )
 
 
-# ----------------------------------------------------------------------------------- how it looks
+# ---------------------------------------------------------------------------------------- formats
 
 
 def header(experiment: Experiment, lines: Sequence[Line]) -> list[str]:
+    """The names of the columns."""
     several = len({line.cell.column for line in lines}) > 1
-    first = [experiment.rows, *([experiment.columns] if several else [])]
+    first = [experiment.row_header, *([experiment.column_header] if several else [])]
     return [*first, "paper, best", "ours, last", "ours, best", "n", "best - paper"]
 
 
-def words(line: Line, several: bool) -> list[str]:
-    """A line of the table as text."""
+def format_line(line: Line, several: bool) -> list[str]:
+    """The entries of a line."""
     cell = line.cell
     mark = "*" if line.differs else ""
     return [
         cell.row + mark,
         *([cell.column] if several else []),
-        accuracy(cell.paper, cell.paper_std),
-        accuracy(*line.last),
-        accuracy(*line.best),
-        str(len(line.results)) if line.results else NOTHING,
-        NOTHING if line.difference is None else f"{line.difference:+.2f}",
+        format_accuracy(cell.paper, cell.paper_std),
+        format_accuracy(*line.last),
+        format_accuracy(*line.best),
+        str(len(line.results)) if line.results else NO_VALUE,
+        NO_VALUE if line.difference is None else f"{line.difference:+.2f}",
     ]
 
 
-def accuracy(value: float | None, deviation: float | None) -> str:
+def format_accuracy(value: float | None, std: float | None) -> str:
     if value is None:
-        return NOTHING
-    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+        return NO_VALUE
+    return f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}"
 
 
 def as_text(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
@@ -281,7 +296,7 @@ def as_text(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str])
     blocks = len({line.cell.row for line in lines}) > 1
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         ends = blocks and following is not None and following.cell.column != line.cell.column
-        table.add_row(*map(escape, words(line, several)), end_section=ends)
+        table.add_row(*map(escape, format_line(line, several)), end_section=ends)
     file = io.StringIO()
     Console(file=file, width=200, highlight=False).print(table)
     body = "\n".join(text.rstrip() for text in file.getvalue().strip("\n").splitlines())
@@ -292,14 +307,14 @@ def as_markdown(experiment: Experiment, lines: Sequence[Line], notes: Sequence[s
     names = header(experiment, lines)
     several = len(names) > 6
     marks = ["---", *(["---"] if several else []), *["---:"] * 5]
-    rows = [names, marks, *(words(line, several) for line in lines)]
+    rows = [names, marks, *(format_line(line, several) for line in lines)]
     body = ["| " + " | ".join(text.replace("*", "\\*") for text in row) + " |" for row in rows]
-    remarks = ["", *(f"- {note}".replace("*", "\\*") for note in notes)] if notes else []
-    return "\n".join([f"**{title(experiment)}**", "", *body, *remarks]) + "\n"
+    listed = ["", *(f"- {note}".replace("*", "\\*") for note in notes)] if notes else []
+    return "\n".join([f"**{title(experiment)}**", "", *body, *listed]) + "\n"
 
 
 def as_csv(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
-    """Numbers as they are; the notes are left to the other forms."""
+    """Unrounded numbers, without notes."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

@@ -223,10 +223,9 @@ def _class_indices(labelled: Labelled, classes: Sequence[str]) -> np.ndarray:
     for i, label in enumerate(labelled.labels):
         if label not in index:
             where = f"image {i}" if labelled.names is None else labelled.names[i]
-            hint = did_you_mean(label, classes)
             raise InputError(
                 f"{labelled.source}: {where} has the class {label}, which the model does not have"
-                f"{hint if hint.startswith('; did') else ''}"
+                f"{did_you_mean(label, classes)}"
             )
     return np.array([index[label] for label in labelled.labels], dtype=np.int64)
 

@@ -166,12 +166,13 @@ def model_card(description: Description, form: Format, training: Training | None
     """README.md: what the model is, how it was trained, how accurate it is, how to use it."""
     (H, W), (height, width) = description.stored, description.size
     colours = "grey" if description.channels == 1 else "RGB"
+    crop = "" if (height, width) == (H, W) else f", cropped to {height}×{width}"
     network = description.network
     if description.members > 1:
         network = f"{description.members} × {network}, mean of their logits"
     about = {
         "network": network,
-        "images": f"{colours}, {H}×{W} pixels, cropped to {height}×{width}",
+        "images": f"{colours}, {H}×{W} pixels{crop}",
         "classes": _escape(_shorten(description.classes)),
     }
     if training is not None:

@@ -130,7 +130,7 @@ def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
         raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
     network.to(device).eval()
     mean, std = description.mean, description.std
-    views = make_views(mean, std, description.size, pad=0, flip=False, device=device)
+    views = make_views(mean, std, description.size, device=device)
     return Model(description, network, views)
 
 

@@ -1,4 +1,4 @@
-"""Networks: a backbone, a linear classifier, and a linear projection into the contrastive space.
+"""Networks: a backbone, a linear classifier and a linear projection into the contrastive space.
 
 Shapes: B images, C classes, D dimensions of the contrastive space.
 """
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from pseudoloss.config import OWN
 from pseudoloss.errors import InputError, did_you_mean, first_line
 from pseudoloss.files import at_home
-from pseudoloss.nn.ops import Beside, Folded, Fused, Plain, weights_in
+from pseudoloss.nn.autograd import SideStream, cast_weights
+from pseudoloss.nn.ops import EagerOps, FoldedOps, FusedOps
 
-PLAIN = Plain()
+EAGER = EagerOps()
 
 
 class Network(nn.Module):
-    """What training and prediction call. Outputs are float32 whatever `precision` it runs in."""
+    """The network that training and prediction call. Outputs are float32 in every `precision`."""
 
     def __init__(
         self,
@@ -41,64 +42,66 @@ class Network(nn.Module):
         self.classifier = nn.Linear(features, classes)
         self.projection = nn.Linear(features, projection)
         self.precision = precision
-        self.fused = False  # whether our own backbones compute by `Fused` and `Folded`
-        self._folded: Folded | None = None
+        self.fused = False  # our own backbones only: compute with `FusedOps` and `FoldedOps`
+        self._folded: FoldedOps | None = None
 
-    def forward(self, x_BChw: Tensor, groups: int = 1, free: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BChw: Tensor, groups: int = 1, no_grad: int = 0) -> tuple[Tensor, Tensor]:
         """Logits (B,C), and the projection (B,D) before it is normalised.
 
-        Fused only: the batch may be several `groups`, each with batch statistics of its own, of
-        which the first ones are `free` of gradients.
+        If fused, the batch may consist of several `groups` with batch statistics of their own; the
+        first `no_grad` of them need no gradient.
         """
-        # Without the cache: a cast kept from an earlier pass could not be captured with a step.
+        # No cache: a cast that was kept from an earlier pass would be missing in a captured step.
         with torch.autocast(
             x_BChw.device.type,
             dtype=self.precision,
             enabled=self.precision != torch.float32,
             cache_enabled=False,
         ):
-            ops = self._how(x_BChw.device, groups, free)
+            ops = self._ops(x_BChw.device, groups, no_grad)
             features = self.backbone(x_BChw, *([ops] if self.fused else []))
             heads = (self.classifier, self.projection)
             logits, projected = (ops.linear(head, features).float() for head in heads)
             return logits, projected
 
-    def forward_views(self, *views: Tensor, free: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """What `forward` gives for one view after another, the first ones `free` of gradients; in
-        one pass where that is faster."""
+    def forward_views(self, *views: Tensor, no_grad: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Logits and projection of every view, in one pass if that is faster. The first
+        `no_grad` views need no gradient."""
         if self.fused and self.training:
-            outputs = self(torch.cat(views), len(views), free)
-            parts = list(zip(*(part.chunk(len(views)) for part in outputs), strict=True))
+            logits, projected = self(torch.cat(views), len(views), no_grad)
+            chunks = logits.chunk(len(views)), projected.chunk(len(views))
+            outputs = list(zip(*chunks, strict=True))
         else:
-            parts = []
+            outputs = []
             for i, view in enumerate(views):
-                with torch.set_grad_enabled(torch.is_grad_enabled() and i >= free):
-                    parts.append(self(view))
-        return [(a.detach(), b.detach()) for a, b in parts[:free]] + parts[free:]
+                with torch.set_grad_enabled(torch.is_grad_enabled() and i >= no_grad):
+                    outputs.append(self(view))
+        return [(a.detach(), b.detach()) for a, b in outputs[:no_grad]] + outputs[no_grad:]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """For calls in evaluation mode between which no weight changes: what is derived from
-        weights is derived once."""
+        """Evaluation mode for several calls between which no weight changes. What is derived from
+        the weights is computed once."""
         self.eval()
         try:
             if self.fused:
-                self._folded = Folded(_convolutions(self.backbone), self.precision)
+                self._folded = FoldedOps(_convolutions(self.backbone), self.precision)
             yield
         finally:
             self._folded = None
 
-    def _how(self, device: torch.device, groups: int, free: int) -> Plain:
-        """How to compute."""
+    def _ops(self, device: torch.device, groups: int, no_grad: int) -> EagerOps:
+        """The implementation of the layers for this call."""
         if self.fused and self._folded is not None and not torch.is_grad_enabled():
             return self._folded
         if not self.fused or not self.training:
-            return PLAIN
-        free = free if torch.is_grad_enabled() else groups
-        beside = Beside(device)
+            return EAGER
+        no_grad = no_grad if torch.is_grad_enabled() else groups
+        side_stream = SideStream(device)
         weights = [conv.weight for conv in _convolutions(self.backbone)]
         weights += [*self.classifier.parameters(), *self.projection.parameters()]
-        return Fused(weights_in(self.precision, weights, beside), groups, free, beside)
+        weights_by_parameter = cast_weights(self.precision, weights, side_stream)
+        return FusedOps(weights_by_parameter, groups, no_grad, side_stream)
 
 
 def build(
@@ -111,12 +114,12 @@ def build(
     weights: str | None = None,
     precision: torch.dtype = torch.float32,
 ) -> Network:
-    """The network called `name`: one of ours (`OWN`) or any model of timm.
+    """Build the network called `name`: one of ours (`OWN`) or any timm model.
 
-    `weights`: what a timm backbone starts from, "pretrained" or a file.
+    `weights` are the initial weights of a timm backbone: "pretrained" or a file.
     """
     if weights is not None and name in OWN:
-        raise InputError(f"--weights {weights}: {name} is trained from scratch; name a timm model")
+        raise InputError(f"--weights {weights}: {name} is trained from scratch; use a timm model")
     if name == "small-cnn":
         backbone: nn.Module = SmallCNN(channels)
         features = SmallCNN.FEATURES
@@ -124,7 +127,7 @@ def build(
         backbone = PreActResNet18(
             channels,
             final_norm=name == "preactresnet18",
-            active_shortcuts=name == "preactresnet18-released",
+            activated_shortcuts=name == "preactresnet18-released",
         )
         features = PreActResNet18.FEATURES
     else:
@@ -134,12 +137,13 @@ def build(
 
 
 class PreActBlock(nn.Module):
-    """Norm, ReLU and convolution, twice, around a shortcut. Where the image is halved, the shortcut
-    begins behind the first norm and ReLU; elsewhere before them, or there too (`active`)."""
+    """Norm, ReLU and convolution, twice, and a shortcut. If the block downsamples, the shortcut
+    starts after the first norm and ReLU; otherwise before them, or after them as well with
+    `activated_shortcut`."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, active: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, activated_shortcut: bool) -> None:
         super().__init__()
-        self.active = active
+        self.activated_shortcut = activated_shortcut
         self.norm1 = nn.BatchNorm2d(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
@@ -147,28 +151,29 @@ class PreActBlock(nn.Module):
         same = stride == 1 and inputs == outputs
         self.shortcut = None if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
-    def forward(self, x: Any, skip: Any, ops: Plain) -> tuple[Any, Any]:
-        """From x + skip to the two that the next norm sums."""
-        keep = self.shortcut is None and not self.active
-        total, active = ops.sum_norm_relu(self.norm1, x, skip, keep=keep)
+    def forward(self, x: Any, skip: Any, ops: EagerOps) -> tuple[Any, Any]:
+        """The input is x + skip; the output, too, is the sum of the two returned values."""
+        keep_sum = self.shortcut is None and not self.activated_shortcut
+        total, activated = ops.sum_norm_relu(self.norm1, x, skip, keep_sum)
         if self.shortcut is None:
-            shortcut = active if self.active else total
-            active = ops.conv_norm_relu(self.conv1, self.norm2, active)
+            shortcut = activated if self.activated_shortcut else total
+            activated = ops.conv_norm_relu(self.conv1, self.norm2, activated)
         else:
-            active, shortcut = ops.downsample(self.conv1, self.norm2, self.shortcut, active)
-        return ops.conv(self.conv2, active), shortcut
+            activated, shortcut = ops.downsample(self.conv1, self.norm2, self.shortcut, activated)
+        return ops.conv(self.conv2, activated), shortcut
 
 
 class PreActResNet18(nn.Module):
-    """The 32-pixel pre-activation ResNet-18 (row 17).
+    """The pre-activation ResNet-18 for images of 32 pixels (row 17).
 
-    With `final_norm` the standard form: norm and ReLU before the pooling. Without, they come after
-    the first convolution instead; in the released program `active_shortcuts` too.
+    With `final_norm` it is the standard network, with norm and ReLU before the pooling. Without,
+    they come after the first convolution instead. The authors' released code also has
+    `activated_shortcuts`.
     """
 
     FEATURES = 512
 
-    def __init__(self, channels: int, final_norm: bool, active_shortcuts: bool) -> None:
+    def __init__(self, channels: int, final_norm: bool, activated_shortcuts: bool) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
         self.stem_norm = None if final_norm else nn.BatchNorm2d(64)
@@ -176,15 +181,15 @@ class PreActResNet18(nn.Module):
         inputs = 64
         for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
             blocks += [
-                PreActBlock(inputs, outputs, stride, active_shortcuts),
-                PreActBlock(outputs, outputs, 1, active_shortcuts),
+                PreActBlock(inputs, outputs, stride, activated_shortcuts),
+                PreActBlock(outputs, outputs, 1, activated_shortcuts),
             ]
             inputs = outputs
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = nn.BatchNorm2d(self.FEATURES) if final_norm else None
-        _start_convolutions(self)
+        _init_convolutions(self)
 
-    def forward(self, x_BChw: Tensor, ops: Plain = PLAIN) -> Tensor:
+    def forward(self, x_BChw: Tensor, ops: EagerOps = EAGER) -> Tensor:
         if self.stem_norm is None:
             x, skip = ops.first(self.stem, x_BChw), None
         else:
@@ -192,12 +197,12 @@ class PreActResNet18(nn.Module):
         for block in self.blocks:
             x, skip = block(x, skip, ops)
         if self.final_norm is not None:
-            (_, x), skip = ops.sum_norm_relu(self.final_norm, x, skip, keep=False), None
+            (_, x), skip = ops.sum_norm_relu(self.final_norm, x, skip, keep_sum=False), None
         return ops.pool(x, skip)
 
 
 class SmallCNN(nn.Module):
-    """Four convolutions, for tiny images and for CPUs."""
+    """Four convolutions, for small images and for the CPU."""
 
     FEATURES = 128
 
@@ -209,9 +214,9 @@ class SmallCNN(nn.Module):
             for (inputs, outputs), stride in zip(pairwise(widths), (1, 2, 1, 2), strict=True)
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for outputs in widths[1:])
-        _start_convolutions(self)
+        _init_convolutions(self)
 
-    def forward(self, x_BChw: Tensor, ops: Plain = PLAIN) -> Tensor:
+    def forward(self, x_BChw: Tensor, ops: EagerOps = EAGER) -> Tensor:
         (first, *convs), (first_norm, *norms) = self.convs, self.norms
         x = ops.first_norm_relu(cast(Any, first), cast(Any, first_norm), x_BChw)
         for conv, norm in cast(Any, zip(convs, norms, strict=True)):
@@ -220,25 +225,24 @@ class SmallCNN(nn.Module):
 
 
 def _convolutions(module: nn.Module) -> list[nn.Conv2d]:
-    return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    return [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
 
 
-def _start_convolutions(module: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+def _init_convolutions(module: nn.Module) -> None:
+    for conv in _convolutions(module):
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
 
 
 class Input(NamedTuple):
-    """What a network was made for."""
+    """The images that a network was designed for."""
 
-    size: int  # pixels
+    size: int  # height and width in pixels
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 def wanted_input(name: str) -> Input | None:
-    """The images that a timm model was made for; None for ours, which take any."""
+    """The images that a timm model was designed for; None for our own networks, which take any."""
     if name in OWN:
         return None
     check_known(name)
@@ -251,7 +255,7 @@ def wanted_input(name: str) -> Input | None:
 
 
 def check_known(name: str) -> None:
-    """Refuse the name of no network."""
+    """Refuse the name of a network that does not exist."""
     if name in OWN:
         return
     import timm
@@ -272,20 +276,20 @@ def _timm_backbone(
     pretrained = weights == "pretrained"
     options: dict[str, Any] = {"in_chans": channels, "num_classes": 0, "pretrained": pretrained}
     try:
-        with _patient_only_where_it_helps() if pretrained else nullcontext():
-            try:  # transformers are built for one image size
+        with _offline_if_unreachable() if pretrained else nullcontext():
+            try:  # a transformer is built for one image size
                 backbone = timm.create_model(name, img_size=size, **options)
             except TypeError:
                 backbone = timm.create_model(name, **options)
-    except Exception as error:  # timm and its hub raise many kinds
+    except Exception as error:  # timm and the hub can raise anything
         if not pretrained:
             raise InputError(
-                f"--network {name}: timm could not build it ({first_line(error)})"
+                f"--network {name}: timm cannot build it ({first_line(error)})"
             ) from None
         raise InputError(
-            f"--weights pretrained: the weights of {name} could not be had "
-            f"({first_line(error)}). Two ways out: --weights FILE with weights that were "
-            "downloaded elsewhere, or training from scratch: --preset scratch, or --weights none"
+            f"--weights pretrained: the weights of {name} cannot be loaded ({first_line(error)}). "
+            "Download them elsewhere and give --weights FILE, or train from scratch with --preset "
+            "scratch or --weights none"
         ) from None
     if weights is not None and not pretrained:
         _load_weights(backbone, at_home(weights), name)
@@ -301,15 +305,16 @@ def _timm_backbone(
 
 
 def check_weights(name: str, weights: str | None, channels: int, size: int) -> None:
-    """Refuse weights that cannot be had, before anything else takes time. Published ones are then
-    in timm's cache."""
+    """Refuse weights that cannot be loaded, before the images are read. Pretrained weights are in
+    timm's cache afterwards."""
     if weights is not None:
         build(name, channels=channels, size=(size, size), classes=2, projection=1, weights=weights)
 
 
 @contextmanager
-def _patient_only_where_it_helps() -> Iterator[None]:
-    """Without a connection, ask the cache of the hub alone: it would try again for a minute."""
+def _offline_if_unreachable() -> Iterator[None]:
+    """Use only the local cache of the Hugging Face hub if there is no connection. Otherwise the
+    library retries for a minute."""
     from huggingface_hub import constants
 
     host = urlsplit(constants.ENDPOINT).hostname or ""
@@ -326,7 +331,7 @@ def _patient_only_where_it_helps() -> Iterator[None]:
 
 
 def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
-    """The weights in a file, those of a classifier left out. Nothing in it is run."""
+    """Load the weights in a file, except those of the classifier. No code in the file is run."""
     where = f"--weights {path}"
     if not path.is_file():
         raise InputError(f"{where}: no such file")
@@ -335,29 +340,29 @@ def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file raises whatever it likes
+    except Exception as error:  # a damaged file can raise anything
         raise InputError(f"{where}: not a file of weights ({first_line(error)})") from None
     for key in ("state_dict_ema", "state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise InputError(f"{where}: not a file of weights (it holds no tensors by name)")
+        raise InputError(f"{where}: not a file of weights (it holds no named tensors)")
     found = {str(key).removeprefix("module."): tensor for key, tensor in found.items()}
-    wanted = backbone.state_dict()
-    # What timm knows of a family: positions of a transformer in another number of patches, say.
-    fit = getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None)
-    if fit is not None:
+    expected = backbone.state_dict()
+    # timm's own conversion, for example of a transformer's positions to another number of patches.
+    convert = getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None)
+    if convert is not None:
         try:
-            found = fit(found, backbone)
-        except Exception as error:  # made for its own files
+            found = convert(found, backbone)
+        except Exception as error:  # it expects timm's own files
             raise InputError(f"{where}: not the weights of {name} ({first_line(error)})") from None
-    for key, tensor in wanted.items():
+    for key, tensor in expected.items():
         if key not in found and not key.endswith("num_batches_tracked"):
             raise InputError(f"{where}: not the weights of {name} ({key} is missing)")
         if key in found and found[key].shape != tensor.shape:
             shapes = ["×".join(map(str, t.shape)) for t in (found[key], tensor)]
             raise InputError(
-                f"{where}: not the weights of {name} as it is used here ({key} is {shapes[0]}, "
-                f"wanted is {shapes[1]})"
+                f"{where}: not the weights of {name} as it is used here ({key} has the shape "
+                f"{shapes[0]}, expected {shapes[1]})"
             )
-    backbone.load_state_dict({key: found.get(key, tensor) for key, tensor in wanted.items()})
+    backbone.load_state_dict({key: found.get(key, tensor) for key, tensor in expected.items()})

@@ -91,16 +91,13 @@ def make_views(
     mean: Sequence[float],
     std: Sequence[float],
     size: tuple[int, int],
-    pad: int,
-    flip: bool,
-    device: torch.device | str,
+    pad: int = 0,
+    flip: bool = False,
+    device: str | torch.device = "cpu",
 ) -> Views:
+    """Views that normalise by the mean and standard deviation of each channel."""
     return Views(
-        mean_C=torch.tensor(mean, device=device),
-        std_C=torch.tensor(std, device=device),
-        size=size,
-        pad=pad,
-        flip=flip,
+        torch.tensor(mean, device=device), torch.tensor(std, device=device), size, pad, flip
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 
-from pseudoloss.config import request
+from pseudoloss.presets import request
 from pseudoloss.data import find_source
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import choose_settings

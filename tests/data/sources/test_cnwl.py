@@ -9,7 +9,7 @@ from published import BICUBIC, QUICK, cut, read, refused, save, save_odd
 from torchvision.transforms import CenterCrop, Compose, Resize
 
 import pseudoloss as pl
-from pseudoloss.config import request
+from pseudoloss.presets import request
 from pseudoloss.data import OUT, find_source
 from pseudoloss.engine.fitting import choose_settings
 

@@ -11,7 +11,7 @@ from torchvision.transforms import CenterCrop, Compose, Resize
 import pseudoloss as pl
 from pseudoloss.cli import main
 from pseudoloss.cli.inspection import inspect
-from pseudoloss.config import request
+from pseudoloss.presets import request
 from pseudoloss.data import ImageFiles, Reader, ReadOptions, find_source, scanning
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import choose_settings

@@ -8,44 +8,43 @@ from pathlib import Path
 
 from pseudoloss.cli.parser import Parser, add_several, number, path, whole
 from pseudoloss.config import as_flag
-from pseudoloss.errors import InputError, did_you_mean
+from pseudoloss.errors import InputError, name_hint
 
 OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
-SEEDS = "seeds of noise and training (default: 1 2 3)"
 
 
-def experiments(words: list[str]) -> None:
-    """Repeat the paper's experiments: their runs, tables and figures.
+def experiments(arguments: list[str]) -> None:
+    """Repeat the paper's experiments: runs, tables and plots.
 
-    pseudoloss experiments list      what there is
+    pseudoloss experiments list      list experiments and plots
     pseudoloss experiments run       train the cells of an experiment
-    pseudoloss experiments table     the paper's numbers beside ours
-    pseudoloss experiments figure    draw a figure from the runs
+    pseudoloss experiments table     compare our numbers with the paper's
+    pseudoloss experiments plot      draw a plot from the runs
 
-    Each has a --help of its own.
+    Each command has its own --help.
     """
-    if words and words[0] in COMMANDS:
-        COMMANDS[words[0]](words[1:])
+    if arguments and arguments[0] in COMMANDS:
+        COMMANDS[arguments[0]](arguments[1:])
         return
     parser = Parser("experiments", experiments)
     parser.usage = f"pseudoloss experiments {'|'.join(COMMANDS)} ..."
-    parser.add_argument("what", nargs="?", help=argparse.SUPPRESS)
-    what = parser.parse(words).what
-    if what is not None:
-        hint = did_you_mean(what, COMMANDS)
-        raise InputError(f"experiments {what}: no such command{hint}")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    command = parser.parse(arguments).command
+    if command is not None:
+        hint = name_hint(command, COMMANDS)
+        raise InputError(f"experiments {command}: no such command{hint}")
     parser.print_help()
 
 
-def experiments_list(words: list[str]) -> None:
-    """List the experiments and figures; with NAME, the cells of an experiment."""
+def experiments_list(arguments: list[str]) -> None:
+    """List the experiments and plots, or the cells of the experiment NAME."""
     parser = Parser("experiments list", experiments_list)
     parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment")
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import EXPERIMENTS, FIGURES, experiment_of
+    args = parser.parse(arguments)
+    from pseudoloss.experiments.catalogue import EXPERIMENTS, PLOTS, find_experiment
 
     if args.name is not None:
-        experiment = experiment_of(args.name)
+        experiment = find_experiment(args.name)
         has_extra = any(cell.extra for cell in experiment.cells)
         hint = "; extra cells run only with --only" if has_extra else ""
         print(f"{experiment.title} ({experiment.where}){hint}")
@@ -61,45 +60,45 @@ def experiments_list(words: list[str]) -> None:
         count = len(experiment.choose(None))
         cells = f"{count} cell{'s' if count > 1 else ''}"
         print(f"  {name:16} {experiment.title} ({experiment.where}); {cells}")
-    print("figures, from the runs of selection:")
-    for name, title in FIGURES.items():
+    print("plots, from the runs of selection:")
+    for name, title in PLOTS.items():
         print(f"  {name:16} {title}")
 
 
-def experiments_run(words: list[str]) -> None:
+def experiments_run(arguments: list[str]) -> None:
     """Train the cells of an experiment that are not done yet.
 
-    A cell (a setting) with a seed is a run folder, OUT/EXPERIMENT/CELL/seedN. The same command goes
-    on with what was broken off, and may run several times at once, on all machines that share OUT.
+    The run folder of a cell with a seed is OUT/EXPERIMENT/CELL/seedN. Run the same command again to
+    resume interrupted cells. Several processes, also on several machines that share OUT, can run it
+    at the same time.
     """
     parser = Parser("experiments run", experiments_run)
     parser.usage = "pseudoloss experiments run NAME --data KIND=DIR [OPTION ...]"
     add = parser.add_argument
-    add("name", metavar="NAME", help="an experiment; see pseudoloss experiments list")
+    _add_name(parser)
     _add_out(parser)
     add_several(
         parser,
         "--data",
         "KIND=DIR",
-        "where data lie: cifar100, cnwl, web-aircraft, web-bird, web-car, and the pools imagenet32 "
-        "and places365",
+        "folder of each kind of data: cifar100, cnwl, web-aircraft, web-bird, web-car, and the "
+        "pools imagenet32 and places365",
     )
-    add("--seeds", type=whole, nargs="+", default=[1, 2, 3], metavar="N", help=SEEDS)
+    text = "seeds of the noise and the training (default: 1 2 3)"
+    add("--seeds", type=whole, nargs="+", default=[1, 2, 3], metavar="N", help=text)
     _add_only(parser)
-    add_several(
-        parser, "--set", "NAME=VALUE", "another value of a setting in all cells, such as epochs=2"
-    )
-    add("--minutes", type=number, metavar="M", help="stop when M minutes are over")
+    add_several(parser, "--set", "NAME=VALUE", "change a setting in all cells, such as epochs=2")
+    add("--minutes", type=number, metavar="M", help="stop after M minutes")
     add(
         "--dry-run",
         action="store_true",
-        help="only list the cells, their state, and the command that trains each",
+        help="only list the cells, their states and the commands that train them",
     )
-    add("--quiet", action="store_true", help="a line a cell, none an epoch")
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import experiment_of
+    add("--quiet", action="store_true", help="print one line per cell, none per epoch")
+    args = parser.parse(arguments)
+    from pseudoloss.experiments.catalogue import find_experiment
 
-    experiment = experiment_of(args.name)
+    experiment = find_experiment(args.name)
     experiment.choose(args.only)
     from pseudoloss.experiments import cells
 
@@ -108,17 +107,17 @@ def experiments_run(words: list[str]) -> None:
         experiment, args.out, places, seeds=args.seeds, only=args.only, changes=changes
     )
     if args.dry_run:
-        cells.check_settings(jobs)
+        cells.check_values(jobs)
         for job in jobs:
             others = ", ".join(f"{before} (not {wanted})" for before, wanted in job.differences())
             state = "other" if others else job.state
             why = f": other settings: {others}" if others else job.damage and f": {job.damage}"
-            print(f"{state:5} {job.name}{why}\n      {job.command}")
+            print(f"{state:7} {job.name}{why}\n        {job.command}")
         return
     try:
         states = cells.run(jobs, places, minutes=args.minutes, quiet=args.quiet, say=_say)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on") from None
+        raise KeyboardInterrupt("interrupted; run the same command to resume") from None
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if "done" not in counts:
@@ -126,35 +125,35 @@ def experiments_run(words: list[str]) -> None:
     chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
     print("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
     if experiment.name == "selection":
-        print("   or: pseudoloss " + shlex.join(["experiments", "figure", "accuracy", *chosen]))
+        print("   or: pseudoloss " + shlex.join(["experiments", "plot", "accuracy", *chosen]))
 
 
-def experiments_table(words: list[str]) -> None:
-    """The paper's numbers beside ours: mean ± standard deviation over seeds, and the difference.
+def experiments_table(arguments: list[str]) -> None:
+    """Compare our numbers with the paper's: mean ± standard deviation over seeds, and difference.
 
-    Ours come from the run folders in OUT and from result files of benchmarks/run.py. Where neither
-    is named, from experiments/ and benchmarks/results/, as far as they are there.
+    Our numbers come from the run folders in OUT and from result files of benchmarks/run.py. Without
+    --out and --results, both experiments/ and benchmarks/results/ are read if they exist.
     """
     parser = Parser("experiments table", experiments_table)
     parser.usage = "pseudoloss experiments table NAME [OPTION ...]"
     add = parser.add_argument
-    add("name", metavar="NAME", help="an experiment; see pseudoloss experiments list")
-    add("--out", type=path, metavar="OUT", help="the folder of the runs")
-    add("--results", type=path, metavar="DIR", help="a folder of result files")
-    add("--seeds", type=whole, nargs="+", metavar="N", help="seeds that count (default: all)")
+    _add_name(parser)
+    add("--out", type=path, metavar="OUT", help="folder of the runs")
+    add("--results", type=path, metavar="DIR", help="folder of result files")
+    add("--seeds", type=whole, nargs="+", metavar="N", help="count only these seeds (default: all)")
     _add_only(parser)
     add(
         "--format",
         choices=("text", "markdown", "csv"),
         default="text",
-        help="of the table (default: text)",
+        help="format of the table (default: text)",
     )
-    add("--file", type=path, metavar="FILE", help="write it there, not to the terminal; new")
+    add("--file", type=path, metavar="FILE", help="write the table to this new file")
     add("--force", action="store_true", help="replace FILE if it exists")
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import experiment_of
+    args = parser.parse(arguments)
+    from pseudoloss.experiments.catalogue import find_experiment
 
-    experiment = experiment_of(args.name)
+    experiment = find_experiment(args.name)
     chosen = experiment.choose(args.only)
     from pseudoloss.experiments import tables
     from pseudoloss.files import refuse_existing, write_bytes
@@ -174,11 +173,11 @@ def experiments_table(words: list[str]) -> None:
         places = " and ".join(str(place) for place in (out, results) if place is not None)
         seeds = f" with --seeds {' '.join(map(str, args.seeds))}" if args.seeds else ""
         hidden = [cell for cell in experiment.cells if extra and cell not in chosen]
-        others, _ = tables.collect(hidden, out, results, args.seeds)
-        found = any(line.results for line in others)
-        hint = "; there are some of the extra cells, which --only '*' shows" if found else ""
-        nothing = f"no finished runs of {experiment.name} were found in {places}{seeds}{hint}"
-        print(f"pseudoloss: {nothing}", file=sys.stderr)
+        hidden_lines, _ = tables.collect(hidden, out, results, args.seeds)
+        found = any(line.results for line in hidden_lines)
+        hint = "; there are runs of extra cells, which --only '*' shows" if found else ""
+        message = f"no finished runs of {experiment.name} found in {places}{seeds}{hint}"
+        print(f"pseudoloss: {message}", file=sys.stderr)
     text = tables.FORMATS[args.format](experiment, lines, notes)
     if args.file is None:
         print(text, end="")
@@ -190,17 +189,17 @@ def experiments_table(words: list[str]) -> None:
         raise InputError(f"--file {args.file}: cannot be written ({error.strerror})") from None
 
 
-def experiments_figure(words: list[str]) -> None:
-    """Draw a figure of the paper from the runs of `selection`.
+def experiments_plot(arguments: list[str]) -> None:
+    """Draw a plot of the paper from the runs of `selection`.
 
-    NAME is noise-retrieval, guess-retrieval, accuracy or bias. Wants matplotlib.
+    NAME is noise-detection, pseudo-labels, accuracy or bias. Needs matplotlib.
     """
-    parser = Parser("experiments figure", experiments_figure)
-    parser.usage = "pseudoloss experiments figure NAME [OPTION ...]"
+    parser = Parser("experiments plot", experiments_plot)
+    parser.usage = "pseudoloss experiments plot NAME [OPTION ...]"
     add = parser.add_argument
-    add("name", metavar="NAME", help="a figure")
+    add("name", metavar="NAME", help="a plot; see pseudoloss experiments list")
     _add_out(parser)
-    add("--file", type=path, metavar="FILE", help=".svg or .png; new (default: NAME.svg)")
+    add("--file", type=path, metavar="FILE", help="new .svg or .png file (default: NAME.svg)")
     add("--force", action="store_true", help="replace FILE if it exists")
     _add_only(parser)
     add(
@@ -208,14 +207,15 @@ def experiments_figure(words: list[str]) -> None:
         type=whole,
         nargs=2,
         metavar="N",
-        help="epochs of the histograms of guess-retrieval (default: a third of the way; the last)",
+        help="epochs of the two histograms of pseudo-labels (default: one third of the way and the "
+        "last)",
     )
-    args = parser.parse(words)
-    from pseudoloss.experiments.catalogue import FIGURES
+    args = parser.parse(arguments)
+    from pseudoloss.experiments.catalogue import PLOTS
 
-    if args.name not in FIGURES:
-        raise InputError(f"{args.name}: no such figure{did_you_mean(args.name, FIGURES)}")
-    from pseudoloss.experiments.figures import draw
+    if args.name not in PLOTS:
+        raise InputError(f"{args.name}: no such plot{name_hint(args.name, PLOTS)}")
+    from pseudoloss.experiments.plots import draw
     from pseudoloss.files import refuse_existing
 
     file = args.file or Path(f"{args.name}.svg")
@@ -230,17 +230,22 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "list": experiments_list,
     "run": experiments_run,
     "table": experiments_table,
-    "figure": experiments_figure,
+    "plot": experiments_plot,
 }
 
 
+def _add_name(parser: Parser) -> None:
+    text = "an experiment; see pseudoloss experiments list"
+    parser.add_argument("name", metavar="NAME", help=text)
+
+
 def _add_out(parser: Parser) -> None:
-    text = f"the folder of the runs (default: {OUT})"
+    text = f"folder of the runs (default: {OUT})"
     parser.add_argument("--out", type=path, default=OUT, metavar="OUT", help=text)
 
 
 def _add_only(parser: Parser) -> None:
-    text = "cells whose name matches, such as 'id50-*'; '*' is all, the extra ones too"
+    text = "only cells whose name matches, such as 'id50-*'; '*' matches all, also the extra ones"
     add_several(parser, "--only", "PATTERN", text)
 
 
