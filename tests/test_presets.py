@@ -110,7 +110,7 @@ def test_the_config_of_a_run_can_be_used_again(method, tmp_path):
     [
         ("a.toml", "epochs = ", "--config .*a.toml: "),
         ("a.toml", "epoch = 3", "epoch: no such setting; did you mean .*epochs"),
-        ("a.toml", "hold_out = 0.2", "hold_out: no such setting; .* to the command, as --hold-out"),
+        ("a.toml", "hold_out = 0.2", "hold_out: no such setting; it is an option .*, --hold-out"),
         ("a.json", "[1, 2]", "must hold names and values"),
         ("a.json", "{", "--config .*a.json: "),
     ],

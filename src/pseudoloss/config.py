@@ -392,7 +392,8 @@ _RENAMED_VALUES = {
 def upgrade_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run of an earlier version, under the names and values of this one. Settings
     of other methods are dropped; names that are no settings stay, to be refused."""
-    others = setting_names() - setting_types(values.get("method", Settings.method)).keys()
+    own = setting_types(values.get("method", Settings.method))
+    others = all_setting_types().keys() - own.keys()
     found = {}
     for old_name, value in values.items():
         name = _RENAMED.get(old_name, old_name)
