@@ -1,49 +1,113 @@
+"""Settings: their limits, their owners, and those of earlier versions."""
+
 import ast
 import dataclasses
+import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 import pseudoloss
-from pseudoloss.config import Settings, as_json, read_config
-from pseudoloss.presets import PRESETS, request
+from pseudoloss.config import (
+    METHOD_SETTINGS,
+    DetectionSettings,
+    ELRSettings,
+    PLSSettings,
+    Settings,
+    all_setting_types,
+    as_flag,
+    as_json,
+    as_text,
+    describe_settings,
+    parse_schedule,
+    setting_types,
+    upgrade_settings,
+)
 from pseudoloss.errors import InputError
+from pseudoloss.presets import request
 
 SOURCE = Path(pseudoloss.__file__).parent
-NAMES = [field.name for field in dataclasses.fields(Settings)]
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+METHODS = tuple(METHOD_SETTINGS)
+EXPENSIVE = ("torch", "numpy", "pandas", "sklearn", "timm")
 
 
-def test_defaults_are_the_papers_cifar_settings():
+# ------------------------------------------------------------------------------------- settings
+
+
+def test_defaults_are_the_cifar_settings_of_the_paper():
     settings = Settings()
     assert (settings.epochs, settings.warmup_epochs, settings.batch_size) == (200, 30, 256)
-    assert (settings.lr, settings.gamma, settings.mu, settings.threshold) == (0.1, 2, 0.2, 0.95)
-    assert settings.weight_decay == 5e-4  # row 1: the released program's
+    own = settings.method_settings
+    assert (settings.lr, own.gamma, own.mu, own.threshold) == (0.1, 2, 0.2, 0.95)
+    assert settings.weight_decay == 5e-4  # row 1: that of the released program
 
 
-def test_at_most_forty_settings():
-    assert len(NAMES) <= 40
+def test_a_method_has_at_most_fifty_settings():
+    assert max(len(setting_types(method)) for method in METHODS) <= 50
 
 
 def test_every_setting_is_read_somewhere():
+    """As an attribute of something called `settings`, `own` or `usual`."""
     read = set()
     for path in SOURCE.rglob("*.py"):
-        if path.name == "config.py":
+        if path.name in ("config.py", "presets.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             owner = node.value if isinstance(node, ast.Attribute) else None
             name = getattr(owner, "id", getattr(owner, "attr", ""))
-            if name in ("settings", "chosen"):
+            if name in ("settings", "own", "usual"):
                 read.add(node.attr)
     read |= {"warmup"} if "warmup_epochs" in read else set()
-    assert set(NAMES) - read == set()
+    assert all_setting_types().keys() - read == set()
+
+
+def test_names_of_shared_and_method_settings_never_clash():
+    shared = {field.name for field in dataclasses.fields(Settings)}
+    common = {field.name for field in dataclasses.fields(DetectionSettings)}
+    assert not shared & common
+    owners = {}
+    for method, own in METHOD_SETTINGS.items():
+        names = {field.name for field in dataclasses.fields(own)} - common
+        assert not names & shared, method
+        for name in names:
+            assert owners.setdefault(name, method) == method, name
+    assert shared | common | owners.keys() == all_setting_types().keys() | {"method_settings"}
 
 
 def test_no_default_lives_outside_config():
-    """The estimator's parameters are None until the user sets them."""
+    """The parameters of the estimator are None until the user sets them."""
     from pseudoloss import PLS
 
-    assert all(getattr(PLS(), name) is None for name in NAMES)
+    assert all(getattr(PLS(), name) is None for name in setting_types("pls"))
+
+
+@pytest.mark.parametrize("name", ["config.py", "presets.py"])
+def test_reading_settings_imports_no_large_package(name):
+    for node in ast.walk(ast.parse((SOURCE / name).read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        assert not [name for name in names if name.split(".")[0] in EXPENSIVE]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_setting_is_described_in_a_group(method):
+    described = describe_settings(method)
+    assert described.keys() == setting_types(method).keys()
+    assert all(group and text.endswith(".") for group, text in described.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_number_has_limits(method):
+    """Numbers that are absurdly large or small are refused, not computed with."""
+    for name, kind in setting_types(method).items():
+        if not {int, float} & {kind, *get_args(kind)}:
+            continue
+        for absurd in (-1, 1e299):
+            with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} "):
+                Settings(**{"method": method, name: absurd})
 
 
 @pytest.mark.parametrize(
@@ -92,6 +156,19 @@ def test_no_default_lives_outside_config():
         ("accumulate", 0, "--accumulate must be 1"),
         ("accumulate", 3, "--accumulate 3 must divide --batch-size 256"),
         ("accumulate", 256, "--accumulate 256 must divide --batch-size 256"),
+        ("schedule", "linear", "--schedule linear: must be cosine, constant or such as steps:80"),
+        ("schedule", "cosine:3", "--schedule cosine:3: must be"),
+        ("schedule", "steps:80", "--schedule steps:80: must be"),
+        ("schedule", "steps:120,80:0.1", "--schedule steps:120,80:0.1: must be"),
+        ("schedule", "steps:80:2", "--schedule steps:80:2: must be"),
+        ("schedule", "steps:0:0.1", "--schedule steps:0:0.1: must be"),
+        ("schedule", "steps:a:b", "--schedule steps:a:b: must be"),
+        ("mixup_lambda", "beta", "--mixup-lambda beta: must be one of folded, uniform"),
+        ("contrast_labels", "both", "--contrast-labels both: must be one of rows, mixed"),
+        ("contrast_mix", "own", "--contrast-mix own: must be one of shared, separate"),
+        ("weighting", "apart", "--weighting apart: must be one of separate, interpolated, first"),
+        ("initial_trust", 1, "--initial-trust must be true or false, not 1"),
+        ("protect_rare_classes", "no", "--protect-rare-classes must be true or false"),
     ],
 )
 def test_absurd_settings_are_refused_in_the_words_of_the_flag(name, value, message):
@@ -101,166 +178,183 @@ def test_absurd_settings_are_refused_in_the_words_of_the_flag(name, value, messa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("method", "name", "value", "message"),
+    [
+        ("elr", "elr_lambda", -1, "--elr-lambda must be 0 to 1000, not -1"),
+        ("elr", "elr_beta", 1, "--elr-beta must be at least 0 and below 1, not 1"),
+        ("co-teaching", "forget_rate", 1, "--forget-rate must be at least 0 and below 1, not 1"),
+        ("co-teaching", "forget_epochs", 0, "--forget-epochs must be 1 to 1000000, not 0"),
+        ("co-teaching", "ensemble", "both", "--ensemble must be true or false"),
+        ("ce", "threshold", 2, "--threshold must be between 0 and 1, not 2"),
+    ],
+)
+def test_absurd_settings_of_other_methods_are_refused(method, name, value, message):
+    with pytest.raises(InputError) as error:
+        Settings(**{"method": method, name: value})
+    assert str(error.value).startswith(message)
+
+
 def test_numbers_take_their_declared_type():
-    settings = Settings(epochs=np.int64(5), lr=1, warmup=2.0)
+    settings = Settings(epochs=np.int64(5), lr=1, warmup=2.0, gamma=3)
     assert (settings.epochs, settings.lr, settings.warmup) == (5, 1.0, 2)
     assert Settings(flip=np.False_).flip is False
     assert [type(v) for v in (settings.epochs, settings.lr, settings.warmup)] == [int, float, int]
+    assert type(settings.method_settings.gamma) is float
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(1, 1), (2, 1), (10, 2), (40, 6), (200, 30)])
-def test_warm_up_is_a_share_of_the_epochs(epochs, warmup):
+def test_the_warm_up_is_a_share_of_the_epochs(epochs, warmup):
     assert Settings(epochs=epochs).warmup_epochs == warmup
 
 
-def test_contradictions_are_refused():
-    with pytest.raises(InputError, match="--no-mixup contradicts --method mixup"):
-        Settings(method="mixup", mixup=False)
-
-
-def test_baselines_may_do_without_a_warm_up():
-    assert Settings(method="ce", warmup=0).warmup_epochs == 0
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_valid(name):
-    assert isinstance(request(name, None, {}).settings("default"), Settings)
-
-
-def test_the_preset_of_80_percent_noise():
-    """The paper's threshold, our stage 1; no other preset of a row of the paper departs from it."""
-    settings = request("cifar100-id80", None, {}).settings("default")
-    assert (settings.threshold, settings.noise_metric) == (0.5, "capped-loss")
-    capped = [name for name, values in PRESETS.items() if "noise_metric" in values]
-    assert capped == ["cifar100-id80"]
-
-
-@pytest.mark.parametrize("pool", ["inet", "places"])
-@pytest.mark.parametrize(("out", "inside"), [(20, 20), (40, 20), (60, 20), (40, 40)])
-def test_presets_name_the_share_outside_first(pool, out, inside):
-    """As the paper's table does."""
-    settings = request(f"cifar100-{pool}-{out}-{inside}", None, {}).settings("default")
-    assert settings.corrupt == f"symmetric:0.{inside // 10}+out:0.{out // 10}"
-    assert (settings.epochs, settings.warmup_epochs, settings.threshold) == (200, 30, 0.95)
-
-
-def test_presets_of_the_web_sets():
-    for name in ("web-aircraft", "web-bird", "web-car"):
-        web = request(name, None, {}).settings("default")
-        assert (web.network, web.weights, web.image_size) == ("resnet50", "pretrained", 448)
-        assert (web.epochs, web.warmup, web.batch_size) == (110, 10, 16)
-        assert (web.lr, web.weight_decay, web.threshold) == (0.003, 1e-3, 0.95)
-    for noise in (20, 40, 60, 80):
-        cnwl = request(f"cnwl-{noise}", None, {}).settings("default")
-        assert (cnwl.epochs, cnwl.warmup, cnwl.corrupt) == (200, 1, None)
-
-
-def test_a_request_is_preset_then_file_then_single_settings(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text("epochs = 7\nlr = 0.02\n")
-    settings = request("digits", path, {"lr": 0.01}).settings("default")
-    assert (settings.network, settings.epochs, settings.lr) == ("small-cnn", 7, 0.01)
-
-
-def test_the_source_chooses_the_preset_only_where_none_is_named():
-    assert request(None, None, {}).settings("digits").network == "small-cnn"
-    assert request("default", None, {}).settings("digits").network == "preactresnet18"
-
-
-def test_the_config_of_a_run_can_be_used_again(tmp_path):
-    path = tmp_path / "config.json"
-    settings = Settings(epochs=9, corrupt="symmetric:0.1")
-    path.write_text('{"source": "digits", "settings": ' + _json(settings) + "}")
-    assert Settings(**read_config(path)) == settings
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "pls"])
+def test_other_methods_may_do_without_a_warm_up(method):
+    assert Settings(method=method, warmup=0).warmup_epochs == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("text", "wanted"),
+    [("cosine", None), ("constant", None), ("steps:80,120:0.1", ((80, 120), 0.1))],
+)
+def test_schedules(text, wanted):
+    assert parse_schedule(text) == wanted
+    assert Settings(schedule=text).schedule == text
+
+
+# --------------------------------------------------------------------------- settings by method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_of_the_method_are_kept_in_their_own_dataclass(method):
+    settings = Settings(method=method, threshold=0.6, epochs=7)
+    assert type(settings.method_settings) is METHOD_SETTINGS[method]
+    assert settings.method_settings.threshold == 0.6
+    assert not hasattr(settings, "threshold")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_as_json_are_one_flat_dictionary(method):
+    settings = Settings(method=method, seed=7, noise_metric="js")
+    values = as_json(settings)
+    assert values.keys() == setting_types(method).keys()
+    assert (values["seed"], values["noise_metric"]) == (7, "js")
+    assert Settings(**json.loads(json.dumps(values))) == settings
+
+
+def test_settings_can_be_replaced():
+    settings = Settings(gamma=1, lr=0.3)
+    changed = dataclasses.replace(settings, gamma=3, epochs=50)
+    assert changed.method_settings == PLSSettings(gamma=3)
+    assert (changed.epochs, changed.lr) == (50, 0.3)
+    assert settings == Settings(gamma=1, lr=0.3)
+
+
+def test_replacing_the_method_keeps_what_both_methods_have():
+    settings = Settings(gamma=1, threshold=0.7, lr=0.3)
+    changed = dataclasses.replace(settings, method="elr", elr_beta=0.5)
+    assert changed.method_settings == ELRSettings(threshold=0.7, elr_beta=0.5)
+    assert changed.lr == 0.3
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value", "owner"),
     [
-        ("a.toml", "epochs = ", "--config .*a.toml: "),
-        ("a.toml", "epoch = 3", "epoch: no such setting; did you mean .*epochs"),
-        ("a.toml", "hold_out = 0.2", "hold_out: no such setting; .* to the command, as --hold-out"),
-        ("a.json", "[1, 2]", "must hold names and values"),
-        ("a.json", "{", "--config .*a.json: "),
+        ("elr", "gamma", 1, "pls"),
+        ("mixup", "mixup", False, "pls"),
+        ("ce", "forget_rate", 0.2, "co-teaching"),
+        ("pls", "elr_lambda", 3, "elr"),
+        ("co-teaching", "contrast", True, "pls"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path, name, content, message):
-    path = tmp_path / name
-    path.write_text(content)
-    with pytest.raises(InputError, match=message):
+def test_settings_of_another_method_are_refused_and_the_owner_is_named(
+    method, name, value, owner, tmp_path
+):
+    line = f"a setting of --method {owner}, not of {method}"
+    for refused in (
+        lambda: Settings(method=method, **{name: value}),
+        lambda: request(None, None, {"method": method, name: value}),
+        lambda: dataclasses.replace(Settings(method=method), **{name: value}),
+    ):
+        with pytest.raises(InputError) as error:
+            refused()
+        assert str(error.value) == f"--{name.replace('_', '-')}: {line}"
+    path = tmp_path / "mine.toml"
+    path.write_text(f'method = "{method}"\n{name} = {json.dumps(value)}\n')
+    with pytest.raises(InputError) as error:
         request(None, path, {})
+    assert str(error.value) == f"--config {path}: {name}: {line}"
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"--config .*nowhere.toml: cannot be read"):
-        request(None, tmp_path / "nowhere.toml", {})
+def test_unknown_settings_are_refused_with_a_hint():
+    with pytest.raises(InputError, match=r"^--treshold: no such setting; did you mean .*threshold"):
+        Settings(treshold=0.5)
+    with pytest.raises(InputError, match=r"^--elr-lamda: no such setting; did you mean elr_lambda"):
+        Settings(method="elr", elr_lamda=1)
 
 
-def test_unknown_names_get_a_hint():
-    with pytest.raises(InputError, match=r"--preset cifar100-id5: no such preset; did you mean"):
-        request("cifar100-id5", None, {})
-    with pytest.raises(InputError, match=r"treshold: no such setting; did you mean threshold"):
-        request(None, None, {"treshold": 1})
-    with pytest.raises(InputError, match=r"known: .*digits"):
-        request("zzz", None, {})
+# -------------------------------------------------------------------------- earlier versions
 
 
-def test_resuming_keeps_the_settings_of_the_run():
-    recorded = Settings(epochs=20, lr=0.05)
-    assert request(None, None, {}).resume(recorded) == recorded
-    assert request(None, None, {"epochs": 20}).resume(recorded) == recorded
-    assert request(None, None, {"device": "cpu"}).resume(recorded).device == "cpu"
-    with pytest.raises(
-        InputError, match=r"--lr 0.1 differs from the --lr 0.05 that the run began with"
-    ):
-        request(None, None, {"lr": 0.1}).resume(recorded)
-    with pytest.raises(
-        InputError,
-        match=r"^--network small-cnn \(of --preset digits\) differs .* leave --preset out",
-    ):
-        request("digits", None, {}).resume(recorded)
+def results_with_settings():
+    """Settings of committed results, those of version 0.1 among them."""
+    for path in sorted(RESULTS.rglob("*.json")):
+        recorded = json.loads(path.read_text()).get("settings")
+        if recorded is not None:
+            yield pytest.param(recorded, id=path.relative_to(RESULTS).as_posix())
 
 
-def test_batch_size_and_learning_rate_scale_together():
-    assert request("digits", None, {"batch_size": 64}).settings("default").lr == 0.1
-    assert request("digits", None, {"batch_size": 32}).settings("default").lr == 0.05
-    assert request(None, None, {"batch_size": 128}).settings("digits").lr == 0.2
-    assert request("digits", None, {"batch_size": 64, "lr": 0.3}).settings("default").lr == 0.3
-    fitted = request("digits", None, {}).settings("default", {"batch_size": 16})
-    assert (fitted.batch_size, fitted.lr) == (16, 0.025)
-    with pytest.raises(InputError, match="--batch-size must be a whole number"):
-        request("digits", None, {"batch_size": "many"}).settings("default")
+@pytest.mark.parametrize("recorded", list(results_with_settings()))
+def test_settings_of_committed_results_are_valid_under_their_new_names(recorded):
+    upgraded = upgrade_settings(recorded)
+    if recorded["precision"] == "fp16":  # of another program
+        upgraded["precision"] = "auto"
+    values = as_json(Settings(**upgraded))
+    renamed = {"guess_norm": "pseudo_label_norm", "guess_mode": "pseudo_label_mode"}
+    for old, value in recorded.items():
+        name = renamed.get(old, old)
+        if name not in values:
+            assert name in all_setting_types()
+            assert recorded["method"] != "pls"
+        elif name == "weighting":
+            assert (value, values[name]) in {("apart", "separate"), ("separate", "separate")}
+        elif value != "fp16":
+            assert values[name] == value, name
 
 
-def test_what_was_asked_for_wins_over_what_fits():
-    asked = request("digits", None, {"batch_size": 8, "balance_prior": "uniform"})
-    settings = asked.settings("default", {"batch_size": 16, "balance_prior": "given"})
-    assert (settings.batch_size, settings.balance_prior) == (8, "uniform")
+def test_some_committed_results_are_of_version_0_1():
+    recorded = json.loads((RESULTS / "cifar100-id50-h200.json").read_text())["settings"]
+    assert {"guess_norm", "guess_mode"} <= recorded.keys()
+    baseline = json.loads((RESULTS / "cifar100-id0-mixup-h200.json").read_text())["settings"]
+    assert "gamma" in baseline  # a setting of PLS by now
 
 
-def test_the_same_command_resumes_what_was_fitted():
-    asked = request("digits", None, {"network": "small-cnn"})
-    recorded = asked.settings("default", {"batch_size": 16, "balance_prior": "given"})
-    assert asked.resume(recorded) == recorded
+@pytest.mark.parametrize(
+    ("old", "new"), [("apart", "separate"), ("together", "interpolated"), ("own", "first")]
+)
+def test_values_of_version_0_1_are_renamed(old, new):
+    assert upgrade_settings({"weighting": old}) == {"weighting": new}
+    assert upgrade_settings({"contrast_class": "own"}) == {"contrast_class": "own"}
 
 
-def _json(settings):
-    import json
+def test_settings_of_this_version_are_unchanged_by_an_upgrade():
+    for method in METHODS:
+        values = as_json(Settings(method=method))
+        assert upgrade_settings(values) == values
 
-    return json.dumps(as_json(settings))
+
+# --------------------------------------------------------------------------------- as text
 
 
-def test_files_are_recorded_as_they_are_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, value, recorded in [
-        ("pool", "p.npy", f"{tmp_path}/p.npy"),
-        ("pool", "~/p", str(Path("~/p").expanduser())),
-        ("corrupt", "human:a.pt:noisy", f"human:{tmp_path}/a.pt:noisy"),
-        ("corrupt", "labels:/b.csv", "labels:/b.csv"),
-        ("corrupt", "symmetric:0.2+out:0.4", "symmetric:0.2+out:0.4"),
-        ("weights", "w.pth", f"{tmp_path}/w.pth"),
-        ("weights", "pretrained", "pretrained"),
-        ("weights", None, None),
-        ("network", "resnet18", "resnet18"),
-    ]:
-        assert request(None, None, {name: value}).values == {name: recorded}
+@pytest.mark.parametrize(
+    ("name", "value", "flag", "text"),
+    [
+        ("batch_size", 64, "--batch-size 64", "64"),
+        ("flip", True, "--flip", "on"),
+        ("protect_rare_classes", False, "--no-protect-rare-classes", "off"),
+        ("warmup", None, "--warmup None", "–"),
+    ],
+)
+def test_settings_as_flags_and_as_text(name, value, flag, text):
+    assert as_flag(name, value) == flag
+    assert as_text(value) == text

@@ -34,6 +34,15 @@ def test_auc_of_nan_is_undefined():
     assert scores.auc(torch.tensor([1.0, torch.nan]), torch.tensor([True, False])) is None
 
 
+def test_auc_of_many_images_is_exact():
+    """Ranks are integers, so nothing is rounded."""
+    score = torch.arange(100_000, dtype=torch.float64)
+    positive = score >= 50_000
+    assert scores.auc(score, positive) == 1
+    assert scores.auc(-score, positive) == 0
+    assert scores.auc(torch.zeros(100_000), positive) == 0.5
+
+
 def test_share_is_the_recall():
     random = torch.Generator().manual_seed(0)
     of_N, hit_N = torch.rand(2, 50, generator=random) < 0.4

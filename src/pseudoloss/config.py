@@ -301,7 +301,7 @@ _LIMITS: dict[str, tuple[Any, str]] = {
     "elr_lambda": (lambda v: 0 <= v <= 1000, "0 to 1000"),
     "elr_beta": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "forget_rate": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "forget_epochs": (lambda v: v >= 1, "1 or more"),
+    "forget_epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1000000"),
     "seed": (lambda v: 0 <= v < 2**63, "0 to 2^63 - 1"),
 }
 
@@ -391,12 +391,13 @@ _RENAMED_VALUES = {
 
 def upgrade_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run of an earlier version, under the names and values of this one. Settings
-    that the method does not have are dropped."""
-    types = setting_types(values.get("method", Settings.method))
+    of other methods are dropped; names that are no settings stay, to be refused."""
+    own = setting_types(values.get("method", Settings.method))
+    others = all_setting_types().keys() - own.keys()
     found = {}
     for old_name, value in values.items():
         name = _RENAMED.get(old_name, old_name)
-        if name in types:
+        if name not in others:
             renamed = _RENAMED_VALUES.get(name, {})
             found[name] = renamed.get(value, value) if isinstance(value, str) else value
     return found

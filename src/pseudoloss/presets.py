@@ -145,8 +145,11 @@ class Request:
         scales the learning rate in proportion.
         """
         preset = PRESETS[self.preset or default_preset]
-        method = self.values.get("method", preset.get("method", Settings.method))
+        preset_method = preset.get("method", Settings.method)
+        method = self.values.get("method", preset_method)
         preset = _for_method(method, preset)
+        if method != preset_method and preset.get("warmup") == 0:
+            del preset["warmup"]  # another method may need one
         values = preset | _for_method(method, fitting or {}) | self.values
         if values.get("network") in OWN and "weights" not in self.values:
             values["weights"] = None  # those of the preset are another network's

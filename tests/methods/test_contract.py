@@ -1,244 +1,422 @@
-"""The steps: what each switch does, and that a step is what the equations say."""
+"""What the engine relies on, for every method; and that it knows none of them by name."""
 
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from fakes import SWAP, FakeScorer, make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pseudoloss.config import Settings
-from pseudoloss.engine.trainer import see
-from pseudoloss.methods import Batch, build, pls
-from pseudoloss.methods.memory import Memory
-from pseudoloss.methods.mixup import cross_entropy, mix
-from pseudoloss.nn.networks import Network
-from pseudoloss.nn.networks import build as build_network
-from pseudoloss.nn.views import WEAK_DRAWS, Views
+import pseudoloss
+from pseudoloss.audit.labels import ACTIONS, label_table
+from pseudoloss.config import METHOD_SETTINGS, Settings
+from pseudoloss.data import arrays
+from pseudoloss.methods import BUILDERS, build
+from pseudoloss.methods.base import Mix, Outputs, tensors_of
+from pseudoloss.nn.views import Views
 
-N, B, C = 20, 6, 4
+N, B, C, D = 60, 6, 4, 5
+EPOCHS, W = 9, 3
+GIVEN = torch.arange(N) % C
+WRONG = torch.arange(N) % 3 == 0
+TRUE = torch.where(WRONG, (GIVEN + 1) % C, GIVEN)
+INDEX = torch.tensor([4, 1, 10, 7, 18, 3])
+OTHERS = torch.tensor([1, 2, 0, 4, 5, 3])
+MIXES = ((SWAP, 0.7), (OTHERS, 0.4))
+VIEWS = Views(torch.full((3,), 0.5), torch.full((3,), 0.25), (8, 8), 1, True)
 
-
-class Watched(nn.Module):
-    """A network that remembers what it was shown, and in which mode."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-        self.seen = []
-
-    def forward(self, x):
-        logits, projection = self.inner(x)
-        self.seen.append((x.detach(), self.training, torch.is_grad_enabled(), logits, projection))
-        return logits, projection
-
-    together = Network.together
-    fused = False
-
-
-@pytest.fixture
-def setting():
-    torch.manual_seed(0)
-    images = torch.randint(0, 256, (N, 3, 8, 8), dtype=torch.uint8)
-    given = torch.arange(N) % C
-    network = Watched(
-        build_network("small-cnn", channels=3, size=(8, 8), classes=C, projection=5)
-    ).train()
-    views = Views(torch.full((3,), 0.5), torch.full((3,), 0.25), (8, 8), 1, True)
-    memory = Memory.of(given, C)
-    memory.noisy_N[::2] = True
-    memory.trust_N[::2] = torch.linspace(0.1, 0.9, N // 2)
-    index = torch.tensor([4, 1, 10, 7, 18, 3])
-
-    def batch(lam=0.7):
-        return Batch(
-            index_B=index,
-            images_BCHW=images[index],
-            given_B=given[index],
-            partner_B=torch.tensor([2, 0, 5, 1, 3, 4]),
-            lam=torch.tensor(lam),
-            draws_BK=torch.rand(B, 36, generator=torch.Generator().manual_seed(1)),
-        )
-
-    def loss(lam=0.7, warm_up=False, **changes):
-        method = build(Settings(**changes), given, C)
-        part = method.warm_up if warm_up else method
-        seen = see(network, part.show(views, batch(lam)), part.guess_in_eval)
-        return part.loss(seen, batch(lam), memory)
-
-    class Everything:
-        pass
-
-    Everything.loss, Everything.batch = staticmethod(loss), staticmethod(batch)
-    Everything.network, Everything.views, Everything.memory = network, views, memory
-    Everything.given, Everything.index = given, index
-    return Everything
+# PLS with every departure from the defaults that changes a step.
+PAPER = {
+    "pseudo_label_norm": "max",
+    "pseudo_label_mode": "eval",
+    "weighting": "interpolated",
+    "contrast_class": "own",
+    "contrast_labels": "mixed",
+    "contrast_mix": "separate",
+    "balance": 0,
+}
+VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
+variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
-def test_the_step_is_the_sum_of_the_papers_terms(setting):
-    """Algorithm 1, lines 11 to 27, written out once more around the network's own outputs."""
-    loss = setting.loss()
-    batch, index = setting.batch(), setting.index
-    (first, *_), (second, *_), (mixed, *_), (strong, *_) = setting.network.seen
-    _, _, guessing, logits1, _ = setting.network.seen[0]
-    logits2 = setting.network.seen[1][3]
-    assert not guessing
-    torch.testing.assert_close(mixed, mix(first, batch.partner_B, batch.lam))
-    assert not torch.equal(first, second)
-    assert not torch.equal(first, strong)
+def method_of(variant, **changes):
+    values = {"epochs": EPOCHS, "warmup": W} | VARIANTS[variant] | changes
+    return build(Settings(**values), GIVEN, C, False)
 
-    guess = (logits1.softmax(1) + logits2.softmax(1)) ** 2
-    guess = guess / guess.sum(1, keepdim=True)
-    torch.testing.assert_close(setting.memory.guesses(index), guess)
-    noisy = setting.memory.noisy_N[index]
-    target = torch.where(noisy[:, None], guess, F.one_hot(batch.given_B, C).float())
-    w = setting.memory.trust_N[index]
-    logits, weak_projection = setting.network.seen[2][3:]
-    strong_projection = setting.network.seen[3][4]
-    label = pls.contrastive_label(pls.class_of_mixed(target, batch.partner_B, batch.lam), w)
-    wanted = (
-        pls.classification_apart(logits, target, w, batch.partner_B, batch.lam)
-        + pls.class_balance(logits, torch.full((C,), 1 / C))
-        + pls.contrastive_loss(
-            pls.feature_similarity(weak_projection, strong_projection, 0.2),
-            pls.label_similarity(label, batch.partner_B, batch.lam),
-        )
+
+def state_of(method):
+    """A state as in the middle of a run: some labels are flagged."""
+    state = method.start(GIVEN, C)
+    state.noisy_N[::2] = True
+    if hasattr(state, "trust_N"):
+        state.trust_N[::2] = torch.linspace(0.1, 0.9, N // 2)
+    method.begin_epoch(state, 5)
+    return state
+
+
+def images(seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (B, 3, 8, 8), dtype=torch.uint8, generator=random)
+
+
+def outputs_for(shown, seed=0):
+    """Random outputs for the views that are shown; those with gradients are leaves."""
+    random = torch.Generator().manual_seed(seed)
+
+    def some(views, grad):
+        return [
+            tuple((2 * torch.randn(B, k, generator=random)).requires_grad_(grad) for k in (C, D))
+            for _ in views
+        ]
+
+    return {
+        role: Outputs(some(views.no_grad, False), some(views.with_grad, True))
+        for role, views in shown.items()
+    }
+
+
+def scorer_of(method, seed=0, n=N):
+    """Networks that predict the true labels, mostly."""
+    random = torch.Generator().manual_seed(seed)
+
+    def logits():
+        return 4 * F.one_hot(TRUE[:n], C) + torch.randn(n, C, generator=random)
+
+    plain = logits()
+    return FakeScorer(
+        GIVEN[:n],
+        plain,
+        weak=[logits(), logits()],
+        roles={role: plain if i == 0 else logits() for i, role in enumerate(method.networks)},
+        projections_ND=F.normalize(plain),
     )
-    torch.testing.assert_close(loss, wanted)
 
 
-def test_guessing_is_in_training_mode_as_released(setting):
-    """Row 12: batch statistics count and the running ones move; or, on request, neither."""
-    norm = setting.network.inner.backbone.norms[0]
-    before = norm.num_batches_tracked.item()
-    setting.loss()
-    assert [mode for _, mode, *_ in setting.network.seen] == [True] * 4
-    assert norm.num_batches_tracked.item() == before + 4
-    setting.network.seen.clear()
-    setting.loss(guess_mode="eval")
-    assert [mode for _, mode, *_ in setting.network.seen] == [False, False, True, True]
-    assert norm.num_batches_tracked.item() == before + 6
-    assert setting.network.training
+# ----------------------------------------------------------------------------------- declarations
 
 
-def test_only_the_mixed_and_the_strong_view_are_learnt_from(setting):
-    setting.loss()
-    assert [graded for _, _, graded, *_ in setting.network.seen] == [False, False, True, True]
+def test_every_method_has_settings_and_a_builder():
+    assert BUILDERS.keys() == METHOD_SETTINGS.keys()
 
 
-def test_without_correction_nothing_is_guessed(setting):
-    before = setting.memory.guesses(slice(None))
-    setting.loss(correct=False)
-    assert len(setting.network.seen) == 2
-    assert torch.equal(setting.memory.guesses(slice(None)), before)
-    assert build(Settings(correct=False), setting.given, C).guess is None
-    assert build(Settings(), setting.given, C).guess is not None
+@variants
+@pytest.mark.parametrize("warmup", [1, W, EPOCHS])
+def test_the_phases_add_up_to_the_epochs(variant, warmup):
+    phases = method_of(variant, warmup=warmup).phases()
+    assert sum(phase.epochs for phase in phases) == EPOCHS
+    assert (phases[0].name, phases[0].epochs) == ("warm-up", warmup)
+    assert len({phase.name for phase in phases}) == len(phases)
 
 
-def test_without_contrast_the_strong_view_is_not_seen(setting):
-    setting.loss(contrast=False)
-    assert len(setting.network.seen) == 3
+@pytest.mark.parametrize("name", [name for name in METHOD_SETTINGS if name != "pls"])
+def test_other_methods_can_do_without_a_warm_up(name):
+    method = method_of(name, warmup=0)
+    assert [phase.epochs for phase in method.phases()] == [0, EPOCHS]
+    assert method.scores_after(0)
 
 
-def _parts(setting, **changes):
-    """The loss, with the network's running statistics put back, so that runs can be compared."""
-    state = {k: v.clone() for k, v in setting.network.state_dict().items()}
-    value = setting.loss(**changes).item()
-    setting.network.load_state_dict(state)
-    return value
+@variants
+def test_roles_are_those_of_networks_that_exist(variant):
+    method = method_of(variant)
+    every = {*method.networks, *method.ema}
+    assert set(method.predicts) <= every
+    assert len(set(method.networks)) == len(method.networks)
+    for phase in method.phases():
+        for step in phase.steps:
+            assert set(step.trains) <= set(method.networks)
+            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES))
+            assert set(step.trains) <= shown.keys() <= every
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"contrast": False},
-        {"trust_in_classification": False},
-        {"trust_in_contrast": False},
-        {"balance": 0},
-        {"correct": False},
-        {"gamma": 1.0},
-        {"mu": 0.5},
-        {"guess_norm": "max"},
-        {"weighting": "together"},
-        {"weighting": "own"},
-    ],
-)
-def test_every_switch_changes_the_loss(setting, switch):
-    assert _parts(setting) != pytest.approx(_parts(setting, **switch), rel=1e-5)
+# ----------------------------------------------------------------------------------------- steps
 
 
-def test_the_prior_of_the_given_labels(setting):
-    skewed = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 3])
-    method = build(Settings(balance_prior="given"), skewed, C)
-    torch.testing.assert_close(method.prior_C, torch.tensor([0.6, 0.2, 0.1, 0.1]))
-    method = build(Settings(), skewed, C)
-    torch.testing.assert_close(method.prior_C, torch.full((4,), 0.25))
+@variants
+def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(variant):
+    method = method_of(variant)
+    for phase in method.phases():
+        for step in phase.steps:
+            batch = make_batch(INDEX, GIVEN, images(), MIXES)
+            outputs = outputs_for(step.show(VIEWS, batch))
+            loss = step.loss(outputs, batch, state_of(method))
+            assert loss.shape == ()
+            assert loss.isfinite()
+            loss.backward()
+            for role in step.trains:
+                logits, _ = outputs[role].with_grad[0]
+                assert logits.grad.abs().sum() > 0
 
 
-def test_own_class_is_chosen_by_its_setting():
-    given = torch.arange(4)
-    assert build(Settings(contrast_class="own"), given, 4).contrastive_class is pls.class_of_own
-    assert build(Settings(), given, 4).contrastive_class is pls.class_of_mixed
+@variants
+@settings(max_examples=10, deadline=None)
+@given(order=st.permutations(list(range(B))).map(torch.tensor), seed=st.integers(0, 100))
+def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
+    method = method_of(variant)
+    (step,) = method.phases()[1].steps
+    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    outputs = outputs_for(step.show(VIEWS, batch), seed)
+    place = order.argsort()
+    moved_batch = batch._replace(
+        index_B=batch.index_B[order],
+        given_B=batch.given_B[order],
+        mixes=tuple(Mix(place[mix.partner_B[order]], mix.lam) for mix in batch.mixes),
+    )
+    moved_outputs = {
+        role: Outputs(*([(a[order], b[order]) for a, b in views] for views in found))
+        for role, found in outputs.items()
+    }
+    state, moved_state = state_of(method), state_of(method)
+    loss = step.loss(outputs, batch, state)
+    torch.testing.assert_close(step.loss(moved_outputs, moved_batch, moved_state), loss)
+    for name, value in tensors_of(state).items():
+        torch.testing.assert_close(tensors_of(moved_state)[name], value, msg=name)
 
 
-def test_trust_off_in_both_is_trust_one(setting):
-    off = _parts(setting, trust_in_classification=False, trust_in_contrast=False)
-    setting.memory.trust_N.fill_(1)
-    assert off == pytest.approx(_parts(setting), rel=1e-6)
+@variants
+def test_a_step_draws_no_random_numbers(variant):
+    """Those of the batch are all, and as many as the step declares suffice."""
+    method = method_of(variant)
+    for phase in method.phases():
+        for step in phase.steps:
+            mixes = MIXES[: len(step.lambdas)]
+            batch = make_batch(INDEX, GIVEN, images(), mixes, draws=step.draws)
+            before = torch.get_rng_state()
+            outputs = outputs_for(step.show(VIEWS, batch))
+            first, second = (step.loss(outputs, batch, state_of(method)) for _ in range(2))
+            assert torch.equal(first, second)
+            assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_warm_up_is_mixup_on_the_given_labels(setting):
-    loss = setting.loss(warm_up=True)
-    seen, _, _, logits, _ = setting.network.seen[0]
-    batch = setting.batch()
-    view = setting.views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
-    torch.testing.assert_close(seen, mix(view, batch.partner_B, batch.lam))
-    target = mix(F.one_hot(batch.given_B, C).float(), batch.partner_B, batch.lam)
-    torch.testing.assert_close(loss, cross_entropy(logits, target).mean())
-    setting.network.seen.clear()
-    torch.testing.assert_close(setting.loss(method="mixup").item(), loss.item())
+@variants
+def test_a_state_is_filled_in_place(variant):
+    """A captured step keeps seeing the same tensors."""
+    method = method_of(variant)
+    state = state_of(method)
+    places = {name: value.data_ptr() for name, value in tensors_of(state).items()}
+    kinds = {name: (value.dtype, value.shape) for name, value in tensors_of(state).items()}
+    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    scorer = scorer_of(method)
+    for epoch in (W - 1, W, EPOCHS - 1):
+        method.begin_epoch(state, epoch)
+        (step,) = method.phases()[1].steps
+        step.loss(outputs_for(step.show(VIEWS, batch)), batch, state)
+        method.scoring(epoch).run(scorer, state)
+    for name, value in tensors_of(state).items():
+        assert value.data_ptr() == places[name], name
+        assert (value.dtype, value.shape) == kinds[name], name
 
 
-def test_mixup_at_lambda_one_is_cross_entropy(setting):
-    assert _parts(setting, method="ce") == pytest.approx(_parts(setting, method="mixup", lam=1.0))
+@variants
+def test_views_and_losses_can_be_compiled_whole(variant):
+    """Without a break in the graph, with the same result and the same state."""
+    method = method_of(variant)
+    (step,) = method.phases()[1].steps
+    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    show, loss = (
+        torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
+        for call in (step.show, step.loss)
+    )
+    plain = step.show(VIEWS, batch)
+    for role, shown in show(VIEWS, batch).items():
+        for compiled_views, plain_views in zip(shown, plain[role], strict=True):
+            torch.testing.assert_close(compiled_views, plain_views)
+    state, compiled_state = state_of(method), state_of(method)
+    outputs = outputs_for(plain)
+    wanted = step.loss(outputs, batch, state)
+    torch.testing.assert_close(loss(outputs, batch, compiled_state), wanted)
+    for name, value in tensors_of(state).items():
+        torch.testing.assert_close(tensors_of(compiled_state)[name], value, msg=name)
 
 
-def test_a_step_never_sees_what_it_should_not(setting):
-    """Clean images keep their given labels however wrong the guesses are."""
-    setting.memory.noisy_N.fill_(False)
-    setting.memory.trust_N.fill_(1)
-    target = F.one_hot(setting.batch().given_B, C).float()
-    loss = setting.loss(contrast=False, balance=0)
-    logits = setting.network.seen[-1][3]
-    batch = setting.batch()
-    wanted = cross_entropy(logits, mix(target, batch.partner_B, batch.lam)).mean()
-    torch.testing.assert_close(loss, wanted)
+@variants
+def test_nothing_is_read_back_from_a_gpu(variant):
+    """Fake tensors have a shape and no values: reading one back is an error."""
+    with FakeTensorMode():
+
+        def on_gpu(*shape, dtype=torch.float32):
+            return torch.empty(shape, dtype=dtype, device="cuda")
+
+        given_N = on_gpu(N, dtype=torch.long)
+        values = {"epochs": EPOCHS, "warmup": W} | VARIANTS[variant]
+        method = build(Settings(**values), given_N, C, False)
+        state = method.start(given_N, C)
+        views = Views(on_gpu(3), on_gpu(3), (8, 8), 1, True)
+        for phase in method.phases():
+            (step,) = phase.steps
+            batch = make_batch(on_gpu(B, dtype=torch.long), given_N)._replace(
+                images_BCHW=on_gpu(B, 3, 8, 8, dtype=torch.uint8),
+                mixes=tuple(Mix(on_gpu(B, dtype=torch.long), on_gpu()) for _ in MIXES),
+                draws_BK=on_gpu(B, step.draws),
+            )
+            shown = step.show(views, batch)
+            outputs = {
+                role: Outputs(*([(on_gpu(B, C), on_gpu(B, D)) for _ in part] for part in found))
+                for role, found in shown.items()
+            }
+            assert step.loss(outputs, batch, state).shape == ()
+        roles = {role: on_gpu(N, C) for role in method.networks}
+        scorer = FakeScorer(given_N, on_gpu(N, C), roles=roles)
+        for epoch in (W - 1, W):
+            assert method.scoring(epoch).fixed_shapes
+            method.scoring(epoch).run(scorer, state)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"method": "ce"},
-        {"method": "mixup"},
-        {"correct": False, "contrast": False},
-        {"guess_norm": "max", "weighting": "together", "contrast_class": "own", "balance": 0},
-        {"trust_in_classification": False, "trust_in_contrast": False, "guess_mode": "eval"},
-    ],
-)
-def test_views_and_losses_can_be_compiled_whole(setting, changes):
-    """Without a break in the graph, and with the same result."""
-    method = build(Settings(**changes), setting.given, C)
-    batch, views = setting.batch(), setting.views
-    for part in (method.warm_up, method):
-        show, loss = (
-            torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
-            for call in (part.show, part.loss)
-        )
-        shown = show(views, batch)
-        for compiled, plain in zip(shown, part.show(views, batch), strict=True):
-            torch.testing.assert_close(compiled, plain)
-        seen = see(setting.network, shown, part.guess_in_eval)
-        wanted = part.loss(seen, batch, setting.memory)
-        before = {name: t.clone() for name, t in setting.memory.tensors().items()}
-        torch.testing.assert_close(loss(seen, batch, setting.memory), wanted)
-        for name, tensor in setting.memory.tensors().items():
-            assert torch.equal(tensor, before[name]), name
+# -------------------------------------------------------------------------- scoring and verdicts
+
+
+@variants
+def test_wrong_labels_are_flagged_after_scoring(variant):
+    method = method_of(variant)
+    state, scorer = method.start(GIVEN, C), scorer_of(method)
+    scoring = method.scoring(EPOCHS - 1)
+    assert scoring.weak_views == 0
+    scoring.run(scorer, state)
+    verdict = method.verdict(state, EPOCHS - 1)
+    assert verdict.noisy_N[WRONG].float().mean() > 0.8
+    assert verdict.noisy_N[~WRONG].float().mean() < 0.1
+    wanted = F.cross_entropy(scorer.plain_NC, GIVEN, reduction="none")
+    torch.testing.assert_close(verdict.loss_N, wanted)
+    assert torch.equal(verdict.predicted_N.long(), scorer.plain_NC.argmax(1))
+
+
+@variants
+def test_a_verdict_fills_every_column_of_the_label_table(variant):
+    method = method_of(variant)
+    state, scorer = method.start(GIVEN, C), scorer_of(method)
+    if hasattr(state, "target_NC"):  # as after many epochs
+        state.target_NC.copy_(scorer.plain_NC.softmax(1))
+    if hasattr(state, "share_NK"):
+        state.store(torch.arange(N), scorer.plain_NC.softmax(1))
+    method.scoring(EPOCHS - 1).run(scorer, state)
+    verdict = method.verdict(state, EPOCHS - 1)
+    for name, value in zip(verdict._fields, verdict, strict=True):
+        assert value is None or len(value) == N, name
+    pixels = np.zeros((N, 8, 8), np.uint8)
+    table = label_table(arrays(pixels, [f"class {c}" for c in GIVEN.tolist()]).train, verdict)
+    issue = table["is_label_issue"]
+    assert issue[WRONG.numpy()].mean() > 0.8
+    assert set(table["action"]) <= set(ACTIONS)
+    assert table["label_score"].between(0, 1).all()
+    assert table["p_noisy"].between(0, 1).all()
+    suggests = verdict.suggested_N is not None
+    assert suggests == (variant not in ("ce", "mixup"))
+    if suggests:
+        assert table["trust"].between(0, 1).all()
+        relabelled = table["action"] == "relabel"
+        assert relabelled.sum() > N // 10
+        true_names = np.array([f"class {c}" for c in TRUE.tolist()])
+        right = table["suggested_label"][relabelled] == true_names[relabelled]
+        assert right.mean() > 0.9
+    else:
+        assert table["trust"].isna().all()
+        assert (table["action"][issue] == "review").all()
+
+
+@variants
+def test_held_out_images_are_flagged_by_a_mixture_of_all_images(variant):
+    method = method_of(variant)
+    state, scorer, held_scorer = method.start(GIVEN, C), scorer_of(method), scorer_of(method, 1, 9)
+    method.scoring(EPOCHS - 1).run(scorer, state)
+    before = {name: value.clone() for name, value in tensors_of(state).items()}
+    both = FakeScorer(
+        torch.cat([GIVEN, GIVEN[:9]]), torch.cat([scorer.plain_NC, held_scorer.plain_NC])
+    )
+    held = method.start(GIVEN[:9], C)
+    verdict = method.verdict(
+        method.judge_held_out(state, held, held_scorer, both, EPOCHS - 1), EPOCHS - 1
+    )
+    assert [len(value) for value in verdict if value is not None] == [9] * (
+        6 if verdict.trust_N is not None else 4
+    )
+    for name, value in tensors_of(state).items():
+        assert torch.equal(value, before[name]), name
+    joint = method.start(both.given_N, C)
+    method.detector.score(both, joint)
+    method.detector.flag(both, joint)
+    torch.testing.assert_close(verdict.p_noisy_N, joint.p_noisy_N[N:])
+    assert torch.equal(verdict.noisy_N, joint.noisy_N[N:])
+
+
+@variants
+def test_metrics_are_compared_where_the_truth_is_known(variant):
+    method = method_of(variant)
+    state, scorer = method.start(GIVEN, C), scorer_of(method)
+    method.scoring(EPOCHS - 1).run(scorer, state)
+    found = method.compare(scorer, state, TRUE, EPOCHS - 1)["metrics"]
+    assert list(found["noise"]) == ["loss", "agreement", "disagreement", "js", "kl"]
+    assert found["noise"]["loss"] > 0.9
+    assert (found["pseudo_labels"] is not None) == variant.startswith("pls")
+
+
+@variants
+def test_a_healthy_run_has_no_notice(variant):
+    method = method_of(variant)
+    state, scorer = method.start(GIVEN, C), scorer_of(method)
+    state.predicted_N.copy_(TRUE)
+    if hasattr(state, "share_NK"):
+        noise = torch.rand(N, C, generator=torch.Generator().manual_seed(0))
+        state.store(torch.arange(N), (F.one_hot(TRUE, C) + noise).softmax(1))
+    method.scoring(EPOCHS - 1).run(scorer, state)
+    found = method.notices(state, EPOCHS - 1, [0.3, 0.3], [str(c) for c in range(C)])
+    assert set({**method.notices_at_start(), **found}.values()) <= {None}
+
+
+# ------------------------------------------------------------------- who may know a method's name
+
+SOURCE = Path(pseudoloss.__file__).parent
+GENERIC = [
+    path
+    for folder in ("engine", "inference", "audit")
+    for path in sorted((SOURCE / folder).rglob("*.py"))
+] + [SOURCE / "runs.py"]
+MODULES = {
+    *("ce", "co_teaching", "elr", "mixup"),
+    *("pls", "pls_metrics", "pls_notices", "pseudo_labels"),
+}
+
+
+@pytest.mark.parametrize("path", GENERIC, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_the_engine_knows_no_method_by_name(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    strings = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert not strings & METHOD_SETTINGS.keys()
+    names = [name for name in METHOD_SETTINGS if len(name) > 2]  # "ce" may be part of a sentence
+    words = re.compile(rf"\b({'|'.join(names)})\b", re.IGNORECASE)
+    assert words.findall(text) == []
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    assert not imported & {f"pseudoloss.methods.{name}" for name in MODULES}
+    classes = {own.__name__ for own in METHOD_SETTINGS.values()}
+    assert not classes & {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def test_the_list_of_method_modules_is_complete():
+    shared = {"__init__", "base", "detection", "metrics", "mixture"}
+    assert {path.stem for path in (SOURCE / "methods").glob("*.py")} == MODULES | shared
+
+
+def test_methods_name_no_device_no_file_and_no_engine():
+    """A method works on tensors."""
+    for path in (SOURCE / "methods").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
+            if module and module.startswith("pseudoloss."):
+                layer = module.split(".")[1]
+                assert layer in ("config", "errors", "methods", "nn", "scores"), (path, module)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "open", path

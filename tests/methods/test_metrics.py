@@ -1,4 +1,4 @@
-"""Slow NumPy forms as oracles, and laws: bounds, and images in another order."""
+"""Metrics against slow NumPy forms; their bounds; and images in another order."""
 
 import math
 
@@ -25,7 +25,7 @@ def space(seed, n, dimensions=6):
 
 
 def slow_neighbours(features, k):
-    """Of each image, the places of its neighbours and their weights."""
+    """Positions and weights of the neighbours of each image."""
     x = features.double().numpy()
     rows = []
     for i in range(len(x)):
@@ -50,7 +50,7 @@ def small_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("n", [2, 5, 12, 33])
-def test_neighbours_are_found_part_by_part(small_parts, n):
+def test_neighbours_equal_a_slow_form_whatever_the_size_of_parts(small_parts, n):
     features, _ = space(n, n)
     near = metrics.neighbours(features, K=8)
     slow = slow_neighbours(features, 8)
@@ -86,7 +86,7 @@ def test_agreement_and_disagreement_equal_their_slow_forms(seed, n):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, n=st.integers(2, 40), k=st.integers(1, 50))
-def test_laws_of_what_neighbours_say(seed, n, k):
+def test_bounds_and_order_of_agreement_and_disagreement(seed, n, k):
     features, labels = space(seed, n)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
@@ -107,20 +107,20 @@ def test_laws_of_what_neighbours_say(seed, n, k):
 
 @settings(deadline=None, max_examples=30)
 @given(SEEDS, st.sampled_from([0.1, 1.0, 10.0]), st.integers(2, 1000))
-def test_a_capped_loss_is_the_loss_up_to_knowing_nothing(seed, scale, classes):
+def test_a_capped_loss_is_at_most_that_of_a_uniform_prediction(seed, scale, classes):
     logits = scale * torch.randn(40, classes, generator=torch.Generator().manual_seed(seed))
     loss = F.cross_entropy(logits, torch.zeros(40, dtype=torch.long), reduction="none")
     capped = metrics.capped(loss, classes)
-    nothing = F.cross_entropy(torch.zeros(1, classes), torch.tensor([0])).item()
-    assert (capped <= nothing + 1e-6).all()
+    uniform = F.cross_entropy(torch.zeros(1, classes), torch.tensor([0])).item()
+    assert (capped <= uniform + 1e-6).all()
     assert torch.equal(capped < loss, loss > math.log(classes))
-    assert torch.equal(capped[loss < nothing - 1e-6], loss[loss < nothing - 1e-6])
+    assert torch.equal(capped[loss < uniform - 1e-6], loss[loss < uniform - 1e-6])
     assert metrics.capped(torch.tensor([math.nan]), classes).isnan()
 
 
-def test_certain_errors_make_no_mode_of_their_own():
-    """Four wrong labels of five, as after an epoch that learnt guesses: the network is sure of some
-    images, whose wrong labels have large losses, and less sure of the rest."""
+def test_large_losses_make_no_mode_of_their_own_when_capped():
+    """Four of five labels are wrong: the network is sure of some images, whose wrong labels have
+    large losses, and less sure of the rest."""
     random = torch.Generator().manual_seed(0)
 
     def around(mean, spread, count):
@@ -138,8 +138,8 @@ def test_certain_errors_make_no_mode_of_their_own():
     assert wrong[found].float().mean() > 0.97
 
 
-def test_a_wrong_label_among_its_class_is_suspicious():
-    """Two clusters, one label flipped: the highest of both metrics."""
+def test_a_wrong_label_inside_a_cluster_is_suspicious():
+    """Two clusters, one label wrong: it has the highest value of both metrics."""
     random = torch.Generator().manual_seed(0)
     centre = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat_interleave(20, 0)
     features = metrics.normalise(centre + 0.1 * torch.randn(40, 2, generator=random))
@@ -154,7 +154,7 @@ def test_a_wrong_label_among_its_class_is_suspicious():
 
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, scale=st.sampled_from([0.1, 1.0, 30.0, 1e4]))
-def test_the_divergence_of_views(seed, scale):
+def test_divergence_of_two_views(seed, scale):
     random = torch.Generator().manual_seed(seed)
     plain, weak = (scale * torch.randn(6, C, generator=random) for _ in range(2))
     ours = metrics.view_divergence(plain, weak)
@@ -173,7 +173,7 @@ def test_the_divergence_of_views(seed, scale):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, scale=st.sampled_from([0.1, 1.0, 30.0, 1e4]))
-def test_the_divergence_of_prediction_and_label(seed, scale):
+def test_divergence_of_prediction_and_label(seed, scale):
     random = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(6, C, generator=random)
     given_N = torch.randint(0, C, (6,), generator=random)
@@ -191,23 +191,23 @@ def test_the_divergence_of_prediction_and_label(seed, scale):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, scale=st.sampled_from([0.1, 1.0, 30.0]), divide=st.sampled_from([1.0, 0.3]))
-def test_confidence_and_entropy_of_a_guess(seed, scale, divide):
-    """Also of a guess that does not sum to one (row 3)."""
+def test_confidence_and_entropy_of_a_pseudo_label(seed, scale, divide):
+    """Also where it does not sum to one (row 3)."""
     random = torch.Generator().manual_seed(seed)
     share = (scale * torch.randn(6, C, generator=random)).softmax(1)
-    guess = share / divide
+    pseudo = share / divide
     p = share.double().numpy()
-    np.testing.assert_allclose(metrics.confidence(guess), 1 - p.max(1), atol=1e-5)
+    np.testing.assert_allclose(metrics.confidence(pseudo), 1 - p.max(1), atol=1e-5)
     slow = [-sum(q * math.log(q) for q in row if q > 0) for row in p]
-    np.testing.assert_allclose(metrics.entropy(guess), slow, atol=1e-5)
-    assert bool((metrics.confidence(guess) <= 1 - 1 / C + 1e-6).all())
+    np.testing.assert_allclose(metrics.entropy(pseudo), slow, atol=1e-5)
+    assert bool((metrics.confidence(pseudo) <= 1 - 1 / C + 1e-6).all())
     order = torch.randperm(6, generator=random)
     for metric in (metrics.confidence, metrics.entropy):
-        assert bool((metric(guess) >= 0).all())
-        torch.testing.assert_close(metric(guess[order]), metric(guess)[order])
+        assert bool((metric(pseudo) >= 0).all())
+        torch.testing.assert_close(metric(pseudo[order]), metric(pseudo)[order])
 
 
-def test_a_certain_guess_raises_no_doubt():
+def test_a_one_hot_pseudo_label_has_no_doubt_and_no_entropy():
     certain = torch.eye(C)
     assert metrics.confidence(certain).tolist() == [0.0] * C
     assert metrics.entropy(certain).tolist() == [0.0] * C
@@ -215,7 +215,7 @@ def test_a_certain_guess_raises_no_doubt():
 
 
 @pytest.mark.parametrize("k", [1, 6, 200])
-def test_knn_equals_scikit_learns(small_parts, k):
+def test_knn_equals_that_of_scikit_learn(small_parts, k):
     """Row 24: cosine, weights exp(similarity / 0.1)."""
     features, labels = space(3, 40)
     asked, _ = space(4, 17)

@@ -1,4 +1,4 @@
-"""The mixture against scikit-learn's, and a defined result for every input."""
+"""The mixture against that of scikit-learn, and a defined result for every input."""
 
 import math
 
@@ -16,7 +16,7 @@ from pseudoloss.methods.mixture import fit_two_modes
 
 
 def two_modes(n, seed, apart=4.0):
-    """Losses of clean and noisy images, roughly: a sharp low mode and a broad high one."""
+    """Values like losses of clean and noisy images: a narrow low mode and a broad high one."""
     random = np.random.default_rng(seed)
     low = np.abs(random.normal(0.3, 0.25, n * 6 // 10))
     high = np.abs(random.normal(0.3 + apart, 0.6, n - len(low)))
@@ -32,17 +32,59 @@ def sklearn_fit(values, **start):
     return model.predict_proba(x)[:, low], model, low
 
 
-def best_split(x):
-    """Two-means by brute force: every cut of the sorted values."""
-    s = np.sort(x)
-    errors = [
-        ((s[:k] - s[:k].mean()) ** 2).sum() + ((s[k:] - s[k:].mean()) ** 2).sum()
-        for k in range(1, len(s))
-    ]
-    return s[int(np.argmin(errors))]
+def best_split(values):
+    """Two-means by brute force, in extended precision: every cut of the sorted values is tried. How
+    many values are below the best one, and the last of them."""
+    s = np.sort(values)
+    x = ((s - s[0]) / (s[-1] - s[0])).astype(np.longdouble)
+    total = x.cumsum()
+    below = np.arange(1, len(x))
+    above = len(x) - below
+    # The squared error is the sum of squares, which no cut changes, less this.
+    spread = total[:-1] ** 2 / below + (total[-1] - total[:-1]) ** 2 / above
+    best = int(np.argmax(spread))
+    return best + 1, s[best]
 
 
-@pytest.mark.parametrize("n", [100, 1_000, 10_000, 100_000, 1_000_000])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("kind", ["two modes", "overlapping modes", "one mode"])
+def test_the_start_is_the_best_split_of_a_million_values(kind, dtype, monkeypatch):
+    """Without any EM step, the weights tell how many values are below the cut."""
+    n = 1_000_000
+    values = {
+        "two modes": lambda: two_modes(n, 0),
+        "overlapping modes": lambda: two_modes(n, 0, apart=0.5),
+        "one mode": lambda: np.random.default_rng(0).normal(size=n),
+    }[kind]().astype(dtype)
+    monkeypatch.setattr(mixture, "EM_STEPS", 0)
+    start = fit_two_modes(torch.from_numpy(values))
+    wanted, last = best_split(values.astype(np.float64))
+    assert round(start.weights[0].item() * n) == wanted
+    assert start.means[0].item() == pytest.approx(values[values <= last].mean(dtype=float))
+
+
+@settings(max_examples=50, deadline=None)
+@given(values=arrays(np.float64, st.integers(3, 40), elements=st.integers(0, 20).map(float)))
+def test_the_start_is_the_best_split_of_few_values(values):
+    """Equal values stay on one side; cuts that are equally good may be either."""
+    if len(set(values)) < 2:
+        return
+
+    def error(last):
+        sides = values[values <= last], values[values > last]
+        return sum(((side - side.mean()) ** 2).sum() for side in sides)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixture, "EM_STEPS", 0)
+        start = fit_two_modes(torch.from_numpy(values))
+    below = round(start.weights[0].item() * len(values))
+    last = np.sort(values)[below - 1]
+    assert (values <= last).sum() == below
+    least = min(error(value) for value in set(values) - {values.max()})
+    assert error(last) == pytest.approx(least, abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [100, 1_000, 10_000, 300_000])
 @pytest.mark.filterwarnings("ignore:Best performing initialization")
 def test_equals_scikit_learn(n):
     values = two_modes(n, seed=n)
@@ -64,11 +106,11 @@ def test_equals_scikit_learn(n):
 @pytest.mark.parametrize("apart", [0.5, 1.0, 1.5, 2.0, 3.0])
 @pytest.mark.filterwarnings("ignore:Best performing initialization")
 def test_equals_scikit_learn_from_the_best_split_where_modes_overlap(apart):
-    """scikit-learn's own start is a k-means that stops early at a place that depends on chance;
-    given ours, found here by brute force, it takes the same ten steps."""
+    """The start of scikit-learn is a k-means that stops early and depends on its random start; from
+    the best split, found by brute force, it takes the same ten steps as ours."""
     values = two_modes(600, seed=3, apart=apart)
     x = (values - values.min()) / (values.max() - values.min())
-    below = x <= best_split(x)
+    below = x <= best_split(x)[1]
     parts = [x[below], x[~below]]
     start = {
         "weights_init": [len(part) / len(x) for part in parts],
@@ -81,7 +123,7 @@ def test_equals_scikit_learn_from_the_best_split_where_modes_overlap(apart):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), n=st.integers(10, 60), inside=st.floats(0.2, 0.9))
-def test_a_mask_is_the_same_as_leaving_values_out(seed, n, inside):
+def test_a_mask_equals_leaving_values_out(seed, n, inside):
     random = np.random.default_rng(seed)
     values = torch.from_numpy(two_modes(n, seed))
     where = torch.from_numpy(random.random(n) < inside)
@@ -122,7 +164,7 @@ def test_an_empty_mask_is_one_low_mode():
     assert torch.equal(mixture.low_N, torch.ones(10))
 
 
-def test_nan_and_infinity_take_no_part():
+def test_nan_and_infinity_are_left_out_of_the_fit():
     values = torch.from_numpy(two_modes(300, 5))
     dirty = torch.cat([values, torch.tensor([math.nan, math.inf, -math.inf])])
     mixture = fit_two_modes(dirty)
@@ -131,13 +173,13 @@ def test_nan_and_infinity_take_no_part():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nothing_but_nan_or_infinity_is_high(bad):
+def test_only_nan_or_infinity_is_high(bad):
     mixture = fit_two_modes(torch.full((9,), bad))
     assert not bool(mixture.fitted)
     assert torch.equal(mixture.low_N, torch.zeros(9))
 
 
-def test_one_mode_is_split_in_a_defined_way():
+def test_one_mode_has_a_defined_split():
     values = torch.randn(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mixture = fit_two_modes(values)
     assert bool(mixture.fitted)
@@ -148,7 +190,7 @@ def test_one_mode_is_split_in_a_defined_way():
     assert low[-400:].mean() < 0.1
 
 
-def test_two_equal_modes_are_halved():
+def test_two_equal_modes_have_equal_weights():
     half = torch.linspace(-0.1, 0.1, 101, dtype=torch.float64)
     mixture = fit_two_modes(torch.cat([half, 1 + half]))
     torch.testing.assert_close(mixture.weights, torch.tensor([0.5, 0.5], dtype=torch.float64))
@@ -158,13 +200,13 @@ def test_two_equal_modes_are_halved():
     assert (mixture.low_N[101:] < 0.01).all()
 
 
-def test_two_values_only():
+def test_values_of_two_kinds_only():
     mixture = fit_two_modes(torch.tensor([0.0] * 30 + [1.0] * 10))
     assert (mixture.low_N[:30] > 0.999).all()
     assert (mixture.low_N[30:] < 0.001).all()
 
 
-def test_float32_and_bfloat16_go_in():
+def test_float32_and_bfloat16_are_accepted():
     values = torch.from_numpy(two_modes(500, 2))
     low = fit_two_modes(values).low_N
     torch.testing.assert_close(fit_two_modes(values.float()).low_N, low, atol=1e-4, rtol=1e-4)
@@ -182,7 +224,7 @@ def test_every_input_has_a_defined_result(values):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), n=st.integers(3, 100), size=st.integers(1, 40))
-def test_parts_make_no_difference(seed, n, size):
+def test_the_size_of_parts_makes_no_difference(seed, n, size):
     values, where = torch.from_numpy(two_modes(n, seed)), torch.rand(n) < 0.8
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixture, "PART_ON_CPU", size)
@@ -191,8 +233,8 @@ def test_parts_make_no_difference(seed, n, size):
         torch.testing.assert_close(part, whole, equal_nan=True)
 
 
-def test_the_host_is_not_asked_on_a_gpu(monkeypatch):
-    """Tensors without values have a shape only: reading one back is an error."""
+def test_nothing_is_read_back_from_a_gpu(monkeypatch):
+    """Fake tensors have a shape and no values: reading one back is an error."""
     monkeypatch.setattr(mixture, "PART", 400)
     with FakeTensorMode():
         values = torch.empty(1000, device="cuda")

@@ -342,6 +342,8 @@ class PLS(Method):
     def judge_held_out(
         self, state: PLSState, held_out: PLSState, scorer: Scorer, both: Scorer, epoch: int
     ) -> PLSState:
+        if held_out.is_whole != state.is_whole:  # the number of images decides on the form
+            held_out = state.begin_like(scorer.given_N)
         judged = self._has_trust(epoch)
         if judged:
             self.update_pseudo_labels(scorer, held_out)

@@ -6,6 +6,7 @@ likely classes of each are kept, and the rest counts as spread evenly over the o
 Shapes: N images, B of them in a batch, C classes, K of them kept.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +28,15 @@ class PLSState(LabelState):
     trust_fitted: Tensor  # bool, scalar: the pseudo-losses have two modes
     share_NK: Tensor  # pseudo-labels: the share of each class, or of the K most likely classes
     class_NK: Tensor  # int16 or int32: which classes these are; no columns where all are kept
-    rest_N: Tensor  # share of all other classes together; no rows where all are kept
+    rest_N: Tensor  # share of all other classes together; no columns where all are kept
     classes: int
 
     @classmethod
-    def begin(cls, given_N: Tensor, classes: int, whole: int = WHOLE) -> "PLSState":
-        """Before training, the pseudo-label of an image is its given label."""
+    def begin(cls, given_N: Tensor, classes: int, whole: float = WHOLE) -> "PLSState":
+        """Before training, the pseudo-label of an image is its given label.
+
+        Pseudo-labels are kept whole where they take at most `whole` bytes.
+        """
         N, device = len(given_N), given_N.device
         few = classes < 2**15
         kind = torch.int16 if few else torch.int32
@@ -59,6 +63,10 @@ class PLSState(LabelState):
             rest_N=rest_N,
             classes=classes,
         )
+
+    def begin_like(self, given_N: Tensor) -> "PLSState":
+        """Other images before training, with pseudo-labels in the same form as here."""
+        return self.begin(given_N, self.classes, math.inf if self.is_whole else 0)
 
     @property
     def is_whole(self) -> bool:
