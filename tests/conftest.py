@@ -1,14 +1,22 @@
-"""Small things to train on, shared by the tests."""
+"""Small datasets and trained runs that the tests share."""
 
+import json
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import pseudoloss as pl
+from processes import FLAGS, CommandServer
+from pseudoloss.config import Settings
 from pseudoloss.data import Reader, find_source
+from pseudoloss.engine.trainer import Trainer
+from pseudoloss.progress import SilentReporter
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
@@ -17,7 +25,7 @@ TINY = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "lr"
 
 
 def make_images(n=64, classes=4, size=8, channels=1, seed=0):
-    """Images that show their class: a bright bar at a place that depends on it."""
+    """Images that show their class: a bright bar whose position depends on it."""
     random = np.random.default_rng(seed)
     labels = np.arange(n) % classes
     images = random.integers(0, 80, (n, size, size, channels), dtype=np.uint8)
@@ -26,14 +34,24 @@ def make_images(n=64, classes=4, size=8, channels=1, seed=0):
     return images, labels
 
 
-@pytest.fixture
-def tiny_source():
-    """64 grey images of 8×8, 4 classes, and a test set."""
-    images, labels = make_images()
+def make_source(n=64):
+    """Grey images of 8×8 in 4 classes, with test images and true labels."""
+    images, labels = make_images(n)
     test_images, test_labels = make_images(n=32, seed=1)
     return pl.arrays(
         images, labels, test_images=test_images, test_labels=test_labels, true_labels=labels
     )
+
+
+def make_trainer(data=None, reporter=None, **settings):
+    """A trainer on the CPU; `settings` replace those of TINY."""
+    settings = Settings(**(TINY | {"device": "cpu"} | settings))
+    return Trainer(make_source() if data is None else data, settings, reporter or SilentReporter())
+
+
+@pytest.fixture
+def tiny_source():
+    return make_source()
 
 
 @pytest.fixture
@@ -41,9 +59,67 @@ def tiny_settings():
     return dict(TINY)
 
 
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """A finished PLS run of three epochs, in a folder that no test may change."""
+    out = tmp_path_factory.mktemp("tiny") / "run"
+    settings = TINY | {"corrupt": "symmetric-exact:0.25", "device": "cpu"}
+    return pl.train(make_source(), out=out, quiet=True, **settings)
+
+
+@pytest.fixture
+def finished(tiny_run, tmp_path):
+    """The folder of a copy of that run."""
+    return shutil.copytree(tiny_run.path, tmp_path / "finished")
+
+
+@pytest.fixture(scope="session")
+def begun_once(tmp_path_factory):
+    out = tmp_path_factory.mktemp("begun") / "run"
+    assert not pl.train(make_source(), out=out, minutes=1e-9, quiet=True, **TINY).finished
+    return out
+
+
+@pytest.fixture
+def begun(begun_once, tmp_path):
+    """The folder of a run of three epochs that was stopped after the first."""
+    return shutil.copytree(begun_once, tmp_path / "run")
+
+
+def metrics_of(run: Path):
+    """The lines of metrics.jsonl, without times."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def assert_same_run(a: Path, b: Path):
+    """Two run folders hold the same results, bit for bit."""
+    for name in ("model.safetensors", "best.safetensors"):
+        if (a / name).exists():
+            assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    assert (a / "labels.csv").read_bytes() == (b / "labels.csv").read_bytes()
+    final, other = (load_file(run / "checkpoint" / "last.safetensors") for run in (a, b))
+    assert final.keys() == other.keys()
+    for name, tensor in final.items():
+        assert torch.equal(tensor, other[name]), name
+    assert metrics_of(a) == metrics_of(b)
+    summary, other_summary = (json.loads((run / "summary.json").read_text()) for run in (a, b))
+    for key in ("accuracy", "detection", "pseudo_labels", "actions", "notices", "epochs"):
+        assert summary[key] == other_summary[key], key
+
+
+def train_epoch_by_epoch(source, out, **settings):
+    """A run that stops after every epoch and is resumed; how often it was started."""
+    starts = 0
+    while not (out / "summary.json").exists():
+        pl.train(source, out=out, minutes=1e-9, resume=True, quiet=True, **settings)
+        starts += 1
+    return starts
+
+
 @pytest.fixture
 def npz(tmp_path):
-    """Writes an .npz source; keyword arguments replace its arrays (None leaves one out)."""
+    """Writes an .npz source; keyword arguments replace its arrays (None omits one)."""
 
     def write(name="set.npz", **changes):
         images, labels = make_images()
@@ -56,7 +132,7 @@ def npz(tmp_path):
 
 
 def save_images(folder, images, labels, names=None):
-    """Image files in a folder for each class, PNG and JPEG in turn; their paths."""
+    """Write image files into one folder per class, PNG and JPEG in turn; their paths."""
     paths = []
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         inside = folder / (str(label) if names is None else names[label])
@@ -79,7 +155,7 @@ def photo_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def photo_run(photo_folder, tmp_path_factory):
-    """The folder of a run on them: stored as 20×20 pixels, of which the network sees 16×16."""
+    """The folder of a run on those photos, stored as 20×20 pixels; the network sees 16×16."""
     out = tmp_path_factory.mktemp("runs") / "run"
     settings = TINY | {"pad": 0, "epochs": 2, "batch_size": 9}
     data, _ = find_source(str(photo_folder)).read(Reader(3, (20, 20)), 16, "host", strict=True)
@@ -89,8 +165,8 @@ def photo_run(photo_folder, tmp_path_factory):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Writes image files, each of a colour of its own: names inside a folder, with or without
-    suffixes."""
+    """Writes image files, each in a different colour, with these names (with or without suffix)
+    into a folder."""
 
     def write(*names, root="photos", size=(12, 10)):
         folder = tmp_path / root
@@ -103,3 +179,33 @@ def photos(tmp_path):
         return folder
 
     return write
+
+
+# -------------------------------------------------------------------------------- real processes
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory):
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    server = CommandServer(tmp_path_factory.mktemp("commands"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory):
+    """An .npz source with test images."""
+    path = tmp_path_factory.mktemp("dataset") / "set.npz"
+    images, labels = make_images(64)
+    test_images, test_labels = make_images(32, seed=1)
+    np.savez(path, images=images, labels=labels, test_images=test_images, test_labels=test_labels)
+    return path
+
+
+@pytest.fixture(scope="session")
+def whole_run(commands, dataset, tmp_path_factory):
+    """The folder of a run that nothing has interrupted; no test may change it."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert commands.run("train", dataset, "--out", out, *FLAGS)[0] == 0
+    return out

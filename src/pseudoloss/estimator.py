@@ -1,6 +1,5 @@
 """PLS as a scikit-learn estimator."""
 
-import dataclasses
 import inspect
 from typing import Any, Self
 
@@ -11,26 +10,27 @@ from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from pseudoloss.config import Settings
+from pseudoloss.config import Settings, setting_types
 from pseudoloss.data import arrays
 from pseudoloss.engine.training import train
 from pseudoloss.errors import InputError
 
 
 class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier for images with wrong labels, used as any classifier of scikit-learn.
+    """An image classifier for noisy labels with the interface of scikit-learn.
 
     Args:
-        preset: settings to start from. None: the defaults, made to fit the number of images and
-            classes of different size.
-        verbose: print a line an epoch.
-        settings: any field of `pseudoloss.Settings`; None leaves it to the preset.
+        preset: settings to start from. None: the defaults, adapted to the number of images and to
+            imbalanced classes.
+        verbose: print one line per epoch.
+        settings: any setting of `pseudoloss.Settings`, including those of PLS; None keeps the value
+            of the preset.
 
     Attributes:
         classes_: the labels, sorted.
-        labels_: what was learnt about every label, a row an image.
+        labels_: the label table, one row per image.
         run_: the whole run: metrics, summary, model.
-        n_features_in_: pixels of an image, over all channels.
+        n_features_in_: number of pixels in an image, over all channels.
 
     Example:
         >>> model = PLS(epochs=50).fit(images, labels)
@@ -74,7 +74,7 @@ class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.run_.labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each of `classes_`, a row an image."""
+        """Probability of each of `classes_`, one row per image."""
         check_is_fitted(self, "run_")
         return self.run_.model.predict_proba(X)
 
@@ -90,10 +90,10 @@ class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-_SETTINGS = tuple(field.name for field in dataclasses.fields(Settings))
+_SETTINGS = tuple(setting_types(Settings.method))
 
-# scikit-learn reads the parameters off the signature: here they are, one for each setting, so that
-# config.py stays the only place that lists them.
+# scikit-learn reads the parameters from the signature, so it gets one parameter per setting.
+# config.py remains the only place that lists them.
 _given = inspect.signature(PLS.__init__)
 PLS.__init__.__signature__ = _given.replace(  # type: ignore[attr-defined]
     parameters=[

@@ -60,7 +60,7 @@ def load(path: str | Path, device: str = "cpu") -> Run:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
     folder.refuse_unfinished()
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = _upgrade(json.loads(folder.summary.read_text(encoding="utf-8")))
         labels = read_labels(folder.path)
         rows = summary["images"] + summary.get("held_out", 0)
         if len(labels) != rows:
@@ -273,7 +273,7 @@ class RunFolder:
         lines: list[dict[str, Any]] = []
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                line = json.loads(text)
+                line = _upgrade(json.loads(text))
                 if line["epoch"] != len(lines) + 1:
                     break
             except (ValueError, KeyError, TypeError):
@@ -299,3 +299,20 @@ class RunFolder:
 
     def publish_best(self, epoch: int) -> None:
         write_bytes(self.path / "best.safetensors", self.best(epoch).read_bytes())
+
+
+# Names in the metrics and the summary of a run of version 0.1.
+_RENAMED = {"guesses": "pseudo_labels", "learnt": "learned", "look": "review", "track": "score"}
+
+
+def _upgrade(record: dict[str, Any]) -> dict[str, Any]:
+    """Metrics or a summary, under the names of this version."""
+
+    def renamed(values: dict[str, Any]) -> dict[str, Any]:
+        return {_RENAMED.get(name, name): value for name, value in values.items()}
+
+    record = renamed(dict(record))
+    for name in ("actions", "bias", "metrics", "seconds"):
+        if isinstance(record.get(name), dict):
+            record[name] = renamed(record[name])
+    return record

@@ -1,4 +1,4 @@
-"""The calls of a captured step. What a graph does is checked on a GPU: benchmarks/agreement.py."""
+"""The calls of a captured step. Real graphs are checked on a GPU by benchmarks/agreement.py."""
 
 import os
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from pseudoloss.engine.capture import PLAIN_CALLS, capture, compiled, first_try,
 
 @pytest.fixture
 def log(monkeypatch):
-    """Graphs that only count."""
+    """Graphs that only record what is called."""
     log = []
 
     class Graph:
@@ -37,8 +37,8 @@ def log(monkeypatch):
     return log
 
 
-def test_every_call_is_one_call(log):
-    """A few plain ones, then one is recorded and replayed at once; the rest are replays."""
+def test_every_call_runs_once(log):
+    """A few plain calls; then one is recorded and replayed at once; the rest are replays."""
     call = capture(lambda: log.append("call"), pytest.fail)
     for _ in range(PLAIN_CALLS + 3):
         call()
@@ -46,14 +46,14 @@ def test_every_call_is_one_call(log):
     assert log == [*plain, "record", "call", "replay", "replay", "replay"]
 
 
-def test_the_result_is_that_of_the_recording(log):
+def test_the_result_is_that_of_the_recorded_call(log):
     numbers = iter(range(100))
     call = capture(lambda: next(numbers), pytest.fail)
     found = [call() for _ in range(PLAIN_CALLS + 3)]
     assert found == [*range(PLAIN_CALLS), *[PLAIN_CALLS] * 3]
 
 
-def test_a_call_that_cannot_be_recorded_says_so_once_and_goes_on(log):
+def test_a_call_that_cannot_be_recorded_says_so_once_and_stays_plain(log):
     said = []
 
     def call():
@@ -75,7 +75,7 @@ def test_a_call_that_cannot_be_recorded_says_so_once_and_goes_on(log):
     assert log == ["call"] * (PLAIN_CALLS + 2)
 
 
-def test_what_fails_at_first_says_so_once_and_is_plain_from_then_on():
+def test_a_first_call_that_fails_says_so_once_and_the_rest_are_plain():
     said, calls = [], []
 
     def fast():
@@ -89,7 +89,7 @@ def test_what_fails_at_first_says_so_once_and_is_plain_from_then_on():
     assert said == ["no compiler"]
 
 
-def test_what_works_at_first_may_fail_later():
+def test_later_errors_are_raised():
     results = iter([1, ValueError("later")])
 
     def fast():
@@ -104,7 +104,7 @@ def test_what_works_at_first_may_fail_later():
         call()
 
 
-def test_a_full_device_is_no_reason_to_be_plain():
+def test_running_out_of_memory_is_raised():
     def fast():
         raise torch.OutOfMemoryError("full")
 
@@ -120,18 +120,18 @@ def test_compiling_is_for_one_set_of_shapes(monkeypatch):
     assert asked == [{"dynamic": False, "fullgraph": True}, {}]
 
 
-def test_compilers_are_loaded_beside(monkeypatch):
+def test_compilers_are_loaded_in_a_thread(monkeypatch):
     loaded = []
     monkeypatch.setattr(module.importlib, "import_module", loaded.append)
     load_compilers()()
-    assert loaded == []  # nothing to compile for
+    assert loaded == []  # there is no GPU to compile for
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     load_compilers()()
     assert loaded == ["torch._inductor.compile_fx"]
 
 
 def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
-    """In the user's cache, unless the user has said where."""
+    """In the user's cache, unless the user has set another one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -140,7 +140,7 @@ def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
     assert os.environ["TRITON_CACHE_DIR"] == "mine"
 
 
-def test_the_reason_of_a_fallback_is_that_of_the_process_that_failed():
+def test_the_reason_of_a_fallback_names_the_error_in_another_process():
     text = (
         "SubprocException: An exception occurred in a subprocess:\n\nName=some_kernel\n"
         "Traceback (most recent call last):\n  File 'compiler.py', line 1\n"

@@ -1,38 +1,42 @@
-"""Held-out images, whose labels may be wrong as well: what the label table says of them."""
+"""Held-out images, whose labels may be wrong too: their rows in the label table."""
 
 import dataclasses
-import json
 import shutil
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
 import pseudoloss as pl
-from conftest import make_images, save_images
+from conftest import TINY, make_images, make_trainer, save_images
 from pseudoloss.audit.labels import TRUTH
-from pseudoloss.config import Settings
 from pseudoloss.data import corrupt
 from pseudoloss.data.images import with_held_out
 from pseudoloss.data.storage import DeviceImages
-from pseudoloss.engine import training
-from pseudoloss.engine.tracking import noise_metrics, predict
+from pseudoloss.engine import loop
+from pseudoloss.engine.scoring import ImageScorer
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
-from pseudoloss.methods import metrics, pls
+from pseudoloss.inference.passes import predict
+from pseudoloss.methods import metrics
+from pseudoloss.methods.base import concat, tensors_of
+from pseudoloss.methods.detection import noise_metrics, protect_rare_classes
 from pseudoloss.methods.mixture import fit_two_modes
-from pseudoloss.progress import SilentReporter
 
 N, M = 48, 16
 
 
 def source(n=N + M, share=0.25, noise="symmetric-exact:0.25"):
-    """Arrays of which some labels are wrong, and of those some images held out."""
+    """Arrays with wrong labels, of which some images are held out."""
     images, labels = make_images(n)
     data = pl.arrays(images, labels, paths=[f"{i}.png" for i in range(n)])
     return with_held_out(dataclasses.replace(data, train=corrupt(data.train, noise, 1)), share, 1)
+
+
+@pytest.fixture
+def tiny_settings():
+    return TINY | {"image_size": 8}  # files would be read as 32×32 otherwise
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def trained_on_table(table):
     return table[table["part"] == "train"]
 
 
-# ------------------------------------------------------------------------------------ their rows
+# ------------------------------------------------------------------------------------- the rows
 
 
 def test_every_image_of_a_folder_has_a_row(photos, tmp_path, tiny_settings, capsys):
@@ -73,15 +77,15 @@ def test_every_image_of_a_folder_has_a_row(photos, tmp_path, tiny_settings, caps
     assert sum(summary["actions"].values()) == 64
     rate = trained_on(run)["is_label_issue"].mean()
     assert summary["estimated_noise"]["rate"] == pytest.approx(rate)
-    assert "to look at (16 held-out images too)" in capsys.readouterr().out
+    assert "to review (16 held-out images too)" in capsys.readouterr().out
     loaded = pl.load(tmp_path / "run")
     pd.testing.assert_frame_equal(loaded.labels, table, check_dtype=False, rtol=1e-4)
     numbers = loaded.labels[["label_score", "p_noisy", "trust"]]
     assert set(map(str, numbers.dtypes)) == {"float64"}
 
 
-def test_the_index_is_the_place_in_the_source(tiny_settings):
-    """With images held out and without, so that verdicts can be put back into arrays."""
+def test_the_index_is_the_position_in_the_source(tiny_settings):
+    """With and without held-out images, so that results can be put back into arrays."""
     images, labels = make_images(64)
     for share in (0.25, 0.0):
         table = pl.train((images, labels), quiet=True, hold_out=share, **tiny_settings).labels
@@ -89,7 +93,7 @@ def test_the_index_is_the_place_in_the_source(tiny_settings):
         assert (table["given_label"] == labels[table["index"]].astype(str)).all()
 
 
-def test_files_that_are_left_out_keep_their_place(photos, tiny_settings):
+def test_skipped_files_keep_their_position(photos, tiny_settings):
     files = sorted(path for path in photos.rglob("*.*"))
     files[3].write_bytes(b"")
     table = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
@@ -98,8 +102,8 @@ def test_files_that_are_left_out_keep_their_place(photos, tiny_settings):
 
 
 @pytest.mark.parametrize("key", ["index", "path"])
-def test_a_table_of_labels_may_name_images_that_are_held_out(key, photos, tmp_path, tiny_settings):
-    """Such as labels.csv, as it is: whoever is trained on has its label, whoever was then."""
+def test_a_table_of_labels_may_have_rows_of_held_out_images(key, photos, tmp_path, tiny_settings):
+    """Such as an unchanged labels.csv: every training image gets its label from there."""
     words = {"hold_out": 0.25, "corrupt": "symmetric-exact:0.5"}
     pl.train(photos, tmp_path / "run", quiet=True, **words, **tiny_settings)
     table = pl.load(tmp_path / "run").labels
@@ -118,7 +122,7 @@ def test_a_table_of_labels_may_name_images_that_are_held_out(key, photos, tmp_pa
     assert len(trained) == N + M
 
 
-def test_a_table_of_labels_needs_rows_of_what_is_trained_on_and_no_others(
+def test_a_table_of_labels_needs_rows_of_all_training_images_and_no_unknown_ones(
     photos, tmp_path, tiny_settings
 ):
     table = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
@@ -136,7 +140,7 @@ def test_a_table_of_labels_needs_rows_of_what_is_trained_on_and_no_others(
         train(pd.concat([named[:-1], named[-1:].assign(index=64)]))
 
 
-def test_nothing_is_held_out_beside_test_images(photos, tmp_path, tiny_settings):
+def test_nothing_is_held_out_if_there_are_test_images(photos, tmp_path, tiny_settings):
     (tmp_path / "parts").mkdir()
     photos.rename(tmp_path / "parts" / "train")
     shutil.copytree(tmp_path / "parts" / "train", tmp_path / "parts" / "val")
@@ -149,8 +153,9 @@ def test_nothing_is_held_out_beside_test_images(photos, tmp_path, tiny_settings)
 
 
 def test_wrong_labels_are_found_among_them(tiny_settings):
-    data = source(n=512, noise="symmetric-exact:0.4")
-    settings = tiny_settings | {"epochs": 12, "warmup": 3, "flip": False}
+    data = source(n=400, noise="symmetric-exact:0.4")
+    settings = tiny_settings | {"epochs": 10, "warmup": 3, "flip": False}
+    settings |= {"batch_size": 32, "lr": 0.1}
     found = held_out(pl.train(data, quiet=True, **settings))
     right = [str(label) for label in data.test.true_N.tolist()]
     wrong = found["given_label"] != right
@@ -162,22 +167,22 @@ def test_wrong_labels_are_found_among_them(tiny_settings):
 
 
 @pytest.mark.parametrize("method", ["ce", "mixup"])
-def test_baselines_guess_nothing_of_them(method, tiny_settings):
+def test_baselines_suggest_nothing_for_them(method, tiny_settings):
     found = held_out(pl.train(source(), method=method, quiet=True, **tiny_settings))
     assert len(found) == M
     assert found["trust"].isna().all()
-    assert set(found["action"]) <= {"keep", "look"}
+    assert set(found["action"]) <= {"keep", "review"}
 
 
-def test_a_run_that_stops_in_its_warm_up_has_them_too(tiny_settings):
+def test_a_run_that_stops_in_its_warm_up_has_their_rows_too(tiny_settings):
     settings = tiny_settings | {"warmup": 2}
-    run = pl.train(source(), minutes=1e-5, quiet=True, **settings)
+    run = pl.train(source(), minutes=1e-9, quiet=True, **settings)
     assert run.summary["epochs"] == 1
     assert len(held_out(run)) == M
     assert run.labels["trust"].isna().all()
 
 
-def test_images_whose_labels_are_right_have_no_row(photos, tmp_path, tiny_source, tiny_settings):
+def test_test_images_with_correct_labels_have_no_row(photos, tmp_path, tiny_source, tiny_settings):
     save_images(tmp_path / "clean", *make_images(16, channels=3, seed=1))
     runs = [
         pl.train(photos, test=tmp_path / "clean", quiet=True, **tiny_settings),
@@ -190,7 +195,7 @@ def test_images_whose_labels_are_right_have_no_row(photos, tmp_path, tiny_source
 
 
 @pytest.mark.parametrize("noise_metric", ["loss", "js", "kl"])
-def test_wherever_images_lie_the_table_is_the_same(photos, noise_metric, tiny_settings):
+def test_the_table_is_the_same_wherever_images_are_kept(photos, noise_metric, tiny_settings):
     settings = tiny_settings | {"noise_metric": noise_metric, "hold_out": 0.25, "quiet": True}
     tables = [
         pl.train(photos, images=where, **settings).labels for where in ("device", "host", "files")
@@ -200,7 +205,7 @@ def test_wherever_images_lie_the_table_is_the_same(photos, noise_metric, tiny_se
     assert tables[0].equals(tables[2])
 
 
-# -------------------------------------------------------------------------------- how it is judged
+# -------------------------------------------------------------------------- how they are judged
 
 
 @pytest.mark.parametrize(
@@ -216,62 +221,66 @@ def test_wherever_images_lie_the_table_is_the_same(photos, noise_metric, tiny_se
     ],
     ids=str,
 )
-def test_both_stages_look_at_all_images_together(chosen, tiny_settings):
+def test_both_stages_judge_all_images_together(chosen):
     data = source()
-    settings = Settings(**(tiny_settings | {"device": "cpu"} | chosen))
-    trainer = Trainer(data, settings, SilentReporter())
+    trainer = make_trainer(data, **chosen)
+    own = trainer.settings.method_settings
     for epoch in range(3):
         trainer.train_epoch(epoch)
-        trainer.track(epoch)
-    before = {name: tensor.clone() for name, tensor in trainer.memory.tensors().items()}
-    images, memory = trainer.judge_held_out(2)
+        trainer.score(epoch)
+    before = {name: tensor.clone() for name, tensor in tensors_of(trainer.state).items()}
+    held_out = []
+    whole = trainer.method.judge_held_out
+    trainer.method.judge_held_out = lambda *given: held_out.append(whole(*given)) or held_out[0]
+    images, verdict = trainer.judge_held_out(2)
     assert images is data.test
-    for name, tensor in trainer.memory.tensors().items():
+    for name, tensor in tensors_of(trainer.state).items():
         assert torch.equal(tensor, before[name]), name
 
-    network, views = trainer.network, trainer.views
-    logits = torch.cat(list(predict(network, views, trainer.test_pixels)))
+    state = held_out[0]
+    network, views = trainer.networks["net"], trainer.views
+    logits = torch.cat(list(predict(network, views, trainer.test_images)))
     loss = F.cross_entropy(logits, data.test.given_N, reduction="none")
-    torch.testing.assert_close(memory.loss_N, loss)
-    assert torch.equal(memory.predicted_N.long(), logits.argmax(1))
-    pseudo_loss = -(memory.guesses(slice(None)) * logits.log_softmax(1)).sum(1)
-    torch.testing.assert_close(memory.pseudo_loss_N, pseudo_loss)
+    torch.testing.assert_close(verdict.loss_N, loss)
+    assert torch.equal(verdict.predicted_N.long(), logits.argmax(1))
+    pseudo_labels = state.pseudo_labels(slice(None))
+    pseudo_loss = -(pseudo_labels * logits.log_softmax(1)).sum(1)
+    torch.testing.assert_close(state.pseudo_loss_N, pseudo_loss)
+    assert torch.equal(verdict.suggested_N, pseudo_labels.argmax(1))
 
-    both = trainer.memory.followed_by(memory)
+    both = concat(trainer.state, state)
     pixels = torch.cat([data.train.images_NCHW, data.test.images_NCHW])
     given = torch.cat([data.train.given_N, data.test.given_N])
-    name = settings.noise_metric
-    values = noise_metrics(
-        [name], network, views, DeviceImages(pixels, trainer.device), given, both, torch.empty(0)
-    )
-    low = fit_two_modes(values[name]).low_N
-    torch.testing.assert_close(memory.p_noisy_N, 1 - low[N:])
-    threshold = settings.threshold
-    noisy = 1 - low > threshold if settings.threshold_on == "noisy" else ~(low > threshold)
-    noisy, _ = pls.protect_rare_classes(noisy, both.loss_N, given, both.classes)
-    assert torch.equal(memory.noisy_N, noisy[N:])
-    guesses = both.guesses(slice(None))
-    if settings.trust_metric == "threshold":
-        trust = (~noisy | (metrics.confidence(guesses) < 0.5)).float()
+    all_images = DeviceImages(pixels, trainer.device)
+    scorer = ImageScorer(network, trainer.networks, views, all_images, given, 4, False, None)
+    values = noise_metrics([own.noise_metric], scorer, both)[own.noise_metric]
+    low = fit_two_modes(values).low_N
+    torch.testing.assert_close(verdict.p_noisy_N, 1 - low[N:])
+    noisy = 1 - low > own.threshold if own.threshold_on == "noisy" else ~(low > own.threshold)
+    noisy, _ = protect_rare_classes(noisy, both.loss_N, given, both.classes)
+    assert torch.equal(verdict.noisy_N, noisy[N:])
+    pseudo_labels = both.pseudo_labels(slice(None))
+    if own.trust_metric == "threshold":
+        trust = (~noisy | (metrics.confidence(pseudo_labels) < 0.5)).float()
     else:
-        by_entropy = settings.trust_metric == "entropy"
+        by_entropy = own.trust_metric == "entropy"
         trust = fit_two_modes(
-            metrics.entropy(guesses) if by_entropy else both.pseudo_loss_N, noisy
+            metrics.entropy(pseudo_labels) if by_entropy else both.pseudo_loss_N, noisy
         ).low_N
-    torch.testing.assert_close(memory.trust_N, trust[N:])
+    torch.testing.assert_close(verdict.trust_N, trust[N:])
 
 
 @pytest.mark.parametrize("noise_metric", ["loss", "js", "kl"])
-def test_the_network_may_see_them_in_any_number_of_parts(tiny_settings, monkeypatch, noise_metric):
+def test_the_number_of_chunks_makes_no_difference(tiny_settings, monkeypatch, noise_metric):
     settings = tiny_settings | {"noise_metric": noise_metric, "quiet": True}
     tables = []
     for at_once in (2**21, 7 * 64):
-        monkeypatch.setattr("pseudoloss.engine.tracking.PIXELS_AT_ONCE", at_once)
+        monkeypatch.setattr("pseudoloss.inference.passes.PIXELS_AT_ONCE", at_once)
         tables.append(pl.train(source(), **settings).labels)
     pd.testing.assert_frame_equal(*tables, rtol=1e-3)
 
 
-def test_nothing_about_training_changes(tmp_path, tiny_settings, monkeypatch):
+def test_they_change_nothing_in_training(tmp_path, tiny_settings, monkeypatch):
     data = source()
     run = pl.train(data, tmp_path / "with", quiet=True, **tiny_settings)
     monkeypatch.setattr(Trainer, "judge_held_out", lambda trainer, epoch: None)
@@ -280,11 +289,11 @@ def test_nothing_about_training_changes(tmp_path, tiny_settings, monkeypatch):
         one, other = (tmp_path / folder / name for folder in ("with", "without"))
         assert one.read_bytes() == other.read_bytes()
     assert trained_on(run).equals(without.labels)
-    for key in ("estimated_noise", "detection", "guesses", "accuracy", "images"):
+    for key in ("estimated_noise", "detection", "pseudo_labels", "accuracy", "images"):
         assert run.summary[key] == without.summary[key]
 
 
-def test_nobody_looks_at_their_truth(tiny_settings):
+def test_their_true_labels_are_not_used(tiny_settings):
     data = source()
     test = dataclasses.replace(data.test, true_N=None)
     tables = [
@@ -295,12 +304,12 @@ def test_nobody_looks_at_their_truth(tiny_settings):
     assert known.equals(unknown)
 
 
-# --------------------------------------------------------------------------- stopped, read again
+# ----------------------------------------------------------------------- interrupted, loaded
 
 
 @pytest.mark.parametrize("noise_metric", ["loss", "kl"])
 @pytest.mark.parametrize("moment", ["write_labels", "write_json"])
-def test_broken_off_while_the_table_is_written(
+def test_interrupted_while_the_results_are_written(
     tmp_path, tiny_settings, monkeypatch, noise_metric, moment
 ):
     data = source()
@@ -311,7 +320,7 @@ def test_broken_off_while_the_table_is_written(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, moment, crash)
+        patch.setattr(loop, moment, crash)
         with pytest.raises(KeyboardInterrupt):
             pl.train(data, tmp_path / "broken", **settings)
     pl.train(data, tmp_path / "broken", resume=True, **settings)
@@ -320,23 +329,10 @@ def test_broken_off_while_the_table_is_written(
     assert one.count("held-out") == M
 
 
-def test_rows_that_are_missing_are_noticed(tmp_path, tiny_settings):
+def test_missing_rows_are_noticed(tmp_path, tiny_settings):
     out = tmp_path / "run"
     pl.train(source(), out, quiet=True, **tiny_settings)
     lines = (out / "labels.csv").read_text().splitlines()
     (out / "labels.csv").write_text("\n".join(lines[: 1 + N]) + "\n")
     with pytest.raises(InputError, match=r"labels.csv has 48 rows, not 64"):
         pl.load(out)
-
-
-def test_a_run_that_was_written_without_them(tmp_path, tiny_settings):
-    """Before there were parts: a row for every image that was trained on."""
-    out = tmp_path / "run"
-    run = pl.train(source(), out, quiet=True, **tiny_settings)
-    trained_on(run).drop(columns="part").to_csv(out / "labels.csv", index=False)
-    summary = json.loads((out / "summary.json").read_text())
-    del summary["held_out"]
-    (out / "summary.json").write_text(json.dumps(summary))
-    old = pl.load(out)
-    assert old.labels["part"].tolist() == ["train"] * N
-    np.testing.assert_allclose(old.labels["label_score"], trained_on(run)["label_score"])

@@ -1,11 +1,9 @@
-"""Writing beside training: what is written is the epoch as it was, and nothing gets lost."""
+"""Writing while training: what is written is the epoch as it was, and nothing is lost."""
 
 import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import pseudoloss as pl
+from processes import FLAGS
 from pseudoloss.engine import checkpoint
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.writer import Writer
@@ -25,7 +24,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_snapshot_is_a_copy(device):
-    """Of any layout and kind; what shares memory outside is apart inside."""
+    """Of any memory layout and type; tensors that share memory get copies of their own."""
     weight = torch.randn(2, 3, 4, 4, device=device).to(memory_format=torch.channels_last)
     tensors = {
         "weight": weight,
@@ -33,7 +32,7 @@ def test_a_snapshot_is_a_copy(device):
         "count": torch.tensor(3, device=device),
         "mask": torch.tensor([True, False], device=device),
         "half": torch.randn(5, device=device, dtype=torch.bfloat16),
-        "learnt": torch.nn.Parameter(torch.randn(3, device=device)),
+        "parameter": torch.nn.Parameter(torch.randn(3, device=device)),
     }
     with Writer() as writer:
         wanted = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
@@ -50,8 +49,8 @@ def test_a_snapshot_is_a_copy(device):
         assert again["weight"].data_ptr() == taken["weight"].data_ptr()  # allocated once
 
 
-def test_one_at_a_time_and_in_order():
-    """Neither a snapshot nor another write begins before the one before is written."""
+def test_writes_are_done_one_at_a_time_and_in_order():
+    """Neither a snapshot nor another write starts before the last write is done."""
     done = []
 
     def slow(name):
@@ -72,7 +71,7 @@ def test_one_at_a_time_and_in_order():
 
 
 def use(*writes, then=None):
-    """Hand over some writes, then perhaps fail."""
+    """Start some writes, then fail with `then` if it is given."""
     with Writer() as writer:
         for write in writes:
             writer.start(write)
@@ -80,7 +79,7 @@ def use(*writes, then=None):
             raise then
 
 
-def test_leaving_waits_also_on_an_error():
+def test_leaving_waits_for_writes_also_on_an_error():
     done = []
 
     def write():
@@ -96,7 +95,7 @@ def fail():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_an_error_comes_with_the_next_write_or_on_leaving():
+def test_an_error_is_raised_by_the_next_write_or_on_leaving():
     done = []
     with pytest.raises(OSError, match="No space left"):
         use(fail, lambda: done.append(1))
@@ -113,7 +112,7 @@ def test_an_error_comes_with_the_next_write_or_on_leaving():
 def test_steps_after_the_snapshot_do_not_show_in_it(
     tmp_path, tiny_source, tiny_settings, monkeypatch
 ):
-    """Each epoch is written after all steps of the next one, and yet as it was."""
+    """Each epoch is written after all steps of the next one, and as it was before them."""
     save, add_metrics = checkpoint.save, RunFolder.add_metrics
     train_epoch = Trainer.train_epoch
     trained = [threading.Event() for _ in range(4)]
@@ -158,7 +157,7 @@ def test_steps_after_the_snapshot_do_not_show_in_it(
         assert of_a.get("epochs") == of_b.get("epochs")
         assert of_a.get("best_epoch") == of_b.get("best_epoch")
     first, second = (from_safetensors(late / f"{epoch}.safetensors")[0] for epoch in (1, 2))
-    assert not torch.equal(*(x["network.classifier.weight"] for x in (first, second)))
+    assert not torch.equal(*(x["networks.net.classifier.weight"] for x in (first, second)))
 
 
 def test_what_is_pending_at_ctrl_c_is_written(tmp_path, tiny_source, tiny_settings, monkeypatch):
@@ -183,10 +182,10 @@ def test_what_is_pending_at_ctrl_c_is_written(tmp_path, tiny_source, tiny_settin
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_a_full_disk_ends_the_run_and_resume_goes_on(
+def test_a_full_disk_ends_the_run_and_it_can_be_resumed(
     tmp_path, tiny_source, tiny_settings, monkeypatch, epoch
 ):
-    save, begun = checkpoint.save, []
+    save, started = checkpoint.save, []
 
     def full(path, tensors, record):
         if record["epochs"] == epoch:
@@ -196,7 +195,7 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on(
     train_epoch = Trainer.train_epoch
 
     def train(trainer, epoch):
-        begun.append(epoch + 1)
+        started.append(epoch + 1)
         return train_epoch(trainer, epoch)
 
     with monkeypatch.context() as patch:
@@ -206,7 +205,7 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on(
             pl.train(tiny_source, out=tmp_path / "run", quiet=True, **tiny_settings)
     assert "\n" not in str(error.value)
     assert isinstance(error.value.__cause__, OSError)
-    assert begun == list(range(1, min(epoch + 1, 3) + 1))  # at the next save, or at the end
+    assert started == list(range(1, min(epoch + 1, 3) + 1))  # at the next save, or at the end
     folder = RunFolder(tmp_path / "run")
     assert len(folder.metrics()) == epoch
     assert not folder.finished
@@ -214,7 +213,7 @@ def test_a_full_disk_ends_the_run_and_resume_goes_on(
     assert run.metrics["epoch"].tolist() == [1, 2, 3]
 
 
-def test_a_folder_that_is_gone(tmp_path, tiny_source, tiny_settings, monkeypatch):
+def test_a_folder_that_was_removed(tmp_path, tiny_source, tiny_settings, monkeypatch):
     train_epoch = Trainer.train_epoch
 
     def remove(trainer, epoch):
@@ -226,21 +225,14 @@ def test_a_folder_that_is_gone(tmp_path, tiny_source, tiny_settings, monkeypatch
         pl.train(tiny_source, out=tmp_path / "run", quiet=True, **(tiny_settings | {"epochs": 1}))
 
 
-def test_a_disk_that_takes_no_more_is_one_line_with_exit_code_1(tmp_path):
-    """A real refusal of the system: no file may grow beyond some bytes."""
-    resource = pytest.importorskip("resource")
-    flags = ["--network=small-cnn", "--epochs=3", "--batch-size=64", "--quiet"]
-    words = ["-m", "pseudoloss", "train", "digits", "--out", str(tmp_path / "run"), *flags]
+def test_a_disk_that_is_really_full_is_one_line_with_exit_code_1(commands, dataset, tmp_path):
+    """The system refuses: no file may become larger than some bytes."""
+    pytest.importorskip("resource")
     limit = 100_000  # above the metrics, below the weights
-    result = subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
-    assert result.returncode == 1
-    assert len(result.stderr.splitlines()) == 1
-    assert "run: cannot be written (File too large)" in result.stderr
+    command = ("train", dataset, "--out", tmp_path / "run", "--quiet", *FLAGS)
+    code, output = commands.run(*command, most_bytes=limit)
+    assert code == 1
+    assert len(output.splitlines()) == 1
+    assert "run: cannot be written (File too large)" in output
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1]

@@ -6,10 +6,10 @@ import json
 
 from pseudoloss.cli import main
 from pseudoloss.config import as_json
-from pseudoloss.presets import request
 from pseudoloss.experiments import cells
 from pseudoloss.experiments.catalogue import EXPERIMENTS
 from pseudoloss.experiments.matching import training_cell
+from pseudoloss.presets import request
 
 ALL_CELLS = [(experiment, cell) for experiment in EXPERIMENTS.values() for cell in experiment.cells]
 

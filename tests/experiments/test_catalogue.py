@@ -9,9 +9,9 @@ from experiment_files import ALL_CELLS, call
 
 from pseudoloss.cli import train_parser
 from pseudoloss.config import all_setting_types
-from pseudoloss.presets import PRESETS
 from pseudoloss.experiments import cells
 from pseudoloss.experiments.catalogue import EXPERIMENTS, PLOTS
+from pseudoloss.presets import PRESETS
 
 
 def test_names_are_unique_and_valid_as_folder_names():

@@ -105,9 +105,8 @@ def follow(network: Network, followed: Network, ema: Ema, state: object) -> None
 @torch.no_grad()
 def reset_head(network: Network, seed: int) -> None:
     """A new classifier, in place."""
-    fresh = nn.Linear(network.classifier.in_features, network.classifier.out_features)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh.reset_parameters()
+        fresh = nn.Linear(network.classifier.in_features, network.classifier.out_features)
     for old, new in zip(network.classifier.parameters(), fresh.parameters(), strict=True):
         old.copy_(new)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss.data.storage import DeviceImages
+from pseudoloss.errors import InputError
 from pseudoloss.methods.base import Batch, Mix, Step, Stream
 
 BLOCK = 64  # steps whose random numbers are drawn at once
@@ -34,6 +35,9 @@ class Feed:
         device = given_N.device
         self.images, self.given_N, self.streams, self.parts = images, given_N, streams, parts
         self.sizes = [stream.size or batch_size for stream in streams]
+        for size in self.sizes:
+            if size % parts:
+                raise InputError(f"--accumulate {parts} must divide batches of {size} images")
         B = sum(self.sizes)
         most = max(len(images) // self.sizes[0], 1)
         self.order_SB = torch.zeros(most, B, dtype=torch.long, device=device)

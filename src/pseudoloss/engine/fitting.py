@@ -72,8 +72,10 @@ def with_epochs(settings: Settings, epochs: int) -> Settings:
 
 
 def scaled_warmup(settings: Settings, epochs: int) -> int:
-    """A warm-up that was named, for another number of epochs."""
+    """A warm-up that was named, for another number of epochs; none stays none."""
     named = settings.warmup_epochs
+    if named == 0:
+        return 0
     return min(max(1, round(named * epochs / settings.epochs)), max(epochs - 1, 1))
 
 

@@ -85,7 +85,8 @@ class Trainer:
         self.feeds: dict[Any, Feed] = {}
         self.steps = [[self._prepare(step, phase) for step in phase.steps] for phase in self.phases]
         self._scorings: dict[Callable[..., None], Call[None]] = {}
-        self._weak_draws_NK = torch.zeros(len(self.images), 0, device=self.device)
+        self._weak_draws = {0: torch.zeros(len(self.images), 0, device=self.device)}  # by views
+        self._weak_draws_NK = self._weak_draws[0]
         self._validation = self._make_validation()
 
     # ------------------------------------------------------------------------------- training
@@ -273,14 +274,15 @@ class Trainer:
         )
 
     def _draw_weak_views(self, scoring: Scoring, epoch: int) -> None:
-        """Random numbers for the weak views of all images, if any are asked for."""
+        """Random numbers for the weak views of all images. A tensor for each number of views, so
+        that the numbers do not depend on how many views were asked for in earlier epochs."""
         views = max(scoring.weak_views, int(self.settings.compare_metrics))
-        if self._weak_draws_NK.shape[1] < views * WEAK_DRAWS:
+        if views not in self._weak_draws:
             shape = (len(self.images), views * WEAK_DRAWS)
-            self._weak_draws_NK = torch.zeros(shape, device=self.device)
-        if views:
-            random = generator(self.device, self.settings.seed, "tracking", epoch)
-            self._weak_draws_NK.uniform_(generator=random)
+            self._weak_draws[views] = torch.zeros(shape, device=self.device)
+        self._weak_draws_NK = self._weak_draws[views]
+        random = generator(self.device, self.settings.seed, "tracking", epoch)
+        self._weak_draws_NK.uniform_(generator=random)
 
     def _make_scoring(self, scoring: Scoring) -> Call[None]:
         @torch.no_grad()
@@ -359,7 +361,7 @@ class Trainer:
     def close(self) -> None:
         """Release the device: all but the networks, which stay as they were built."""
         self._plain_networks()
-        for network in self.networks.values():
+        for network in (*self.networks.values(), self.model.network):  # the last may be an ensemble
             network.eval()
         for optimiser in self.optimisers.values():
             optimiser.zero_grad(set_to_none=True)

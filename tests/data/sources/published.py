@@ -5,11 +5,11 @@ import pytest
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 
-from pseudoloss.presets import request
 from pseudoloss.data import find_source
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.errors import InputError
+from pseudoloss.presets import request
 
 BICUBIC = InterpolationMode.BICUBIC
 QUICK = {"network": "small-cnn", "epochs": 3, "warmup": 1, "device": "cpu", "quiet": True}

@@ -9,9 +9,9 @@ from published import BICUBIC, QUICK, cut, read, refused, save, save_odd
 from torchvision.transforms import CenterCrop, Compose, Resize
 
 import pseudoloss as pl
-from pseudoloss.presets import request
 from pseudoloss.data import OUT, find_source
 from pseudoloss.engine.fitting import choose_settings
+from pseudoloss.presets import request
 
 
 def save_class(folder, c, own, web):

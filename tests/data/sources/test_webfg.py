@@ -11,11 +11,11 @@ from torchvision.transforms import CenterCrop, Compose, Resize
 import pseudoloss as pl
 from pseudoloss.cli import main
 from pseudoloss.cli.inspection import inspect
-from pseudoloss.presets import request
 from pseudoloss.data import ImageFiles, Reader, ReadOptions, find_source, scanning
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.errors import InputError
+from pseudoloss.presets import request
 
 WEB = QUICK | {"weights": None, "image_size": 16, "batch_size": 3}
 

@@ -1,0 +1,511 @@
+"""The contract of methods/base.py, with a toy method in which everything is unusual.
+
+Two networks that are trained in turn, each followed by a moving average; one of the averages
+predicts. Two phases with other batch sizes; the second one starts with a new head and without
+momentum, and has a learning rate of its own. Streams from masks, of which one is empty in the first
+epoch. State of many shapes and types.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pseudoloss as pl
+from conftest import (
+    TINY,
+    assert_same_run,
+    make_images,
+    make_source,
+    make_trainer,
+    metrics_of,
+    train_epoch_by_epoch,
+)
+from pseudoloss.data import arrays
+from pseudoloss.engine.fitting import measure_pace
+from pseudoloss.engine.randomness import stream_seed
+from pseudoloss.errors import InputError
+from pseudoloss.files import from_safetensors
+from pseudoloss.methods import build_detector
+from pseudoloss.methods.base import (
+    Ema,
+    LabelState,
+    Method,
+    Phase,
+    Scoring,
+    Step,
+    Stream,
+    Verdict,
+    ViewBatch,
+    fold,
+    no_mixing,
+    tensors_of,
+    uniform,
+)
+from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS
+
+EPOCHS, FIRST = 5, 2  # of them, two in the first phase
+DECAY = 0.9
+SETTINGS = TINY | {"method": "ce", "epochs": EPOCHS, "warmup": 1, "device": "cpu"}
+SETTINGS |= {"corrupt": "symmetric-exact:0.25"}
+
+
+@dataclass(frozen=True)
+class ToyState(LabelState):
+    hard_N: Tensor  # bool
+    visits_N: Tensor  # int32
+    average_NC: Tensor
+    confidence_N: Tensor  # bfloat16
+    decay: Tensor  # scalar
+    confusion_CC: Tensor  # float64
+    queue_LD: Tensor
+    position: Tensor  # int64, scalar
+    none_X: Tensor  # empty
+    name: str  # not a tensor
+
+
+def hard(state):
+    return state.hard_N
+
+
+def easy(state):
+    return ~state.hard_N
+
+
+class Toy(Method):
+    networks = ("student", "peer")
+    ema = {  # noqa: RUF012
+        "teacher": Ema("student", DECAY),
+        "slow peer": Ema("peer", lambda state: state.decay, copy_buffers=False),
+    }
+    predicts = ("teacher",)
+
+    def __init__(self, settings):
+        super().__init__(build_detector(settings.method_settings), settings.warmup_epochs)
+        self.epochs = settings.epochs
+        self.log = []  # what every step saw
+
+    def phases(self):
+        first = Step(
+            self.show_student,
+            self.loss_of_student,
+            draws=WEAK_DRAWS,
+            lambdas=(uniform,),
+            trains=("student",),
+            streams=(Stream(easy), Stream(hard, size=4)),
+        )
+        second = Step(
+            self.show_both,
+            self.loss_of_peer,
+            draws=WEAK_DRAWS + STRONG_DRAWS,
+            lambdas=(fold, no_mixing),
+            trains=("peer",),
+            streams=(Stream(hard), Stream()),
+            no_grad_in_eval=True,
+        )
+        return (
+            Phase("first", FIRST, (first,), batch_size=8),
+            Phase(
+                "second",
+                self.epochs - FIRST,
+                (replace(first, streams=(Stream(easy, size=6),)), second),
+                batch_size=10,
+                lr=lambda epoch: 0.01 / (1 + epoch),
+                reset_optimiser=True,
+                reset_head=True,
+            ),
+        )
+
+    def start(self, given_N, classes):
+        N = len(given_N)
+        return ToyState(
+            **LabelState.start(given_N, classes),
+            hard_N=torch.zeros(N, dtype=torch.bool),
+            visits_N=torch.zeros(N, dtype=torch.int32),
+            average_NC=torch.zeros(N, classes),
+            confidence_N=torch.zeros(N, dtype=torch.bfloat16),
+            decay=torch.ones(()),
+            confusion_CC=torch.zeros(classes, classes, dtype=torch.float64),
+            queue_LD=torch.zeros(7, 3),
+            position=torch.zeros((), dtype=torch.int64),
+            none_X=torch.zeros(0),
+            name="toy",
+        )
+
+    def begin_epoch(self, state, epoch):
+        state.decay.fill_(0.5 + 0.1 * epoch)
+
+    def scores_after(self, epoch):
+        return True
+
+    # ------------------------------------------------------------------------------- the steps
+
+    def show_student(self, views, batch):
+        view = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
+        return {"student": ViewBatch([], [batch.mixes[0].of(view)])}
+
+    def loss_of_student(self, outputs, batch, state):
+        ((logits_BC, projection_BD),) = outputs["student"].with_grad
+        self._write(logits_BC, projection_BD, batch, state)
+        self.log.append(("student", batch, state.hard_N.clone()))
+        return F.cross_entropy(logits_BC, batch.given_B)
+
+    def show_both(self, views, batch):
+        """The peer learns from strong views and from what the teacher makes of weak ones."""
+        weak = views.weak(batch.images_BCHW, batch.draws_BK[:, :WEAK_DRAWS])
+        strong = views.strong(batch.images_BCHW, batch.draws_BK[:, WEAK_DRAWS:])
+        return {
+            "teacher": ViewBatch([weak], []),
+            "student": ViewBatch([], [weak]),
+            "peer": ViewBatch([weak], [batch.mixes[0].of(strong)]),
+        }
+
+    def loss_of_peer(self, outputs, batch, state):
+        target_BC = outputs["teacher"].no_grad[0][0].softmax(1)
+        (logits_BC, _), (unused_BC, _) = (
+            outputs["peer"].with_grad[0],
+            outputs["student"].with_grad[0],
+        )
+        state.average_NC[batch.index_B] = 0.5 * state.average_NC[batch.index_B] + 0.5 * target_BC
+        self.log.append(("peer", batch, state.hard_N.clone()))
+        given = F.cross_entropy(logits_BC, batch.given_B)
+        return given + F.cross_entropy(logits_BC, target_BC) + 0.1 * unused_BC.square().mean()
+
+    def _write(self, logits_BC, projection_BD, batch, state):
+        ones_B = torch.ones_like(batch.index_B, dtype=torch.int32)
+        state.visits_N.index_add_(0, batch.index_B, ones_B)
+        predicted_B = logits_BC.detach().argmax(1)
+        cells = (batch.given_B, predicted_B)
+        state.confusion_CC.index_put_(cells, ones_B.double(), accumulate=True)
+        state.queue_LD[state.position % 7] = projection_BD.detach()[0, :3]
+        state.position.add_(1)
+
+    # ------------------------------------------------------------------------ the end of an epoch
+
+    def scoring(self, epoch):
+        return Scoring(self.score_all, weak_views=2 if epoch == 0 else 1, fixed_shapes=False)
+
+    def score_all(self, scorer, state):
+        self.score_and_flag(scorer, state)
+        for rows, (plain_BC, *weak) in scorer.logits(weak=1, role="peer"):
+            both_B = (plain_BC.softmax(1) + weak[0].softmax(1)).amax(1) / 2
+            state.confidence_N[rows] = both_B.to(torch.bfloat16)
+        centre_D = scorer.projections().mean(0)
+        near_N = scorer.projections() @ centre_D
+        state.hard_N.copy_(near_N + state.loss_N > (near_N + state.loss_N).quantile(0.6))
+
+    def verdict(self, state, epoch):
+        known = Verdict(state.noisy_N, state.p_noisy_N, state.loss_N, state.predicted_N)
+        return known._replace(
+            suggested_N=state.average_NC.argmax(1), trust_N=state.confidence_N.float()
+        )
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """Every run trains the toy method; the objects that were built."""
+    built = []
+
+    def build(settings, given_N, classes, weak_is_plain):
+        built.append(Toy(settings))
+        return built[-1]
+
+    monkeypatch.setattr("pseudoloss.methods.build", build)
+    return built
+
+
+@pytest.fixture
+def trainer(toys):
+    return make_trainer(epochs=EPOCHS, method="ce")
+
+
+def parameters(trainer, role):
+    return [p.detach().clone() for p in trainer.networks[role].parameters()]
+
+
+def changed(trainer, role, before):
+    return any(
+        not torch.equal(a, b) for a, b in zip(parameters(trainer, role), before, strict=True)
+    )
+
+
+def around_steps(trainer, before, after):
+    """Call `before(step)` before every step, and `after(step, its result)` after it."""
+
+    def wrap(step, feed, call):
+        def checked():
+            seen = before(step)
+            call()
+            after(step, seen)
+
+        return step, feed, checked
+
+    trainer.steps = [[wrap(*prepared) for prepared in phase] for phase in trainer.steps]
+
+
+def run_all(trainer):
+    for epoch in range(EPOCHS):
+        trainer.train_epoch(epoch)
+        trainer.score(epoch)
+
+
+# ------------------------------------------------------------------------------------ whole runs
+
+
+@pytest.mark.parametrize("more", [{}, {"accumulate": 2}], ids=str)
+def test_it_trains_and_resumes_bit_for_bit(toys, tmp_path, more):
+    """Stopped after every epoch, also where a phase ends and where a mask is empty."""
+    source = make_source()
+    whole = pl.train(source, tmp_path / "whole", quiet=True, **SETTINGS, **more)
+    assert whole.finished
+    assert train_epoch_by_epoch(source, tmp_path / "stopped", **SETTINGS, **more) == EPOCHS
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    lines = metrics_of(tmp_path / "whole")
+    assert [line["phase"] for line in lines] == ["first"] * 2 + ["second"] * 3
+    assert [line["lr"] for line in lines[2:]] == pytest.approx([0.01, 0.005, 0.01 / 3])
+    assert whole.labels["trust"].between(0.2, 1).all()
+
+
+def test_all_of_its_state_is_in_the_checkpoint(toys, tmp_path):
+    out = tmp_path / "run"
+    pl.train(make_source(), out, quiet=True, **SETTINGS)
+    tensors, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
+    start = Toy.start(toys[0], torch.arange(64) % 4, 4)
+    for name, tensor in tensors_of(start).items():
+        saved = tensors[f"state.{name}"]
+        assert (saved.dtype, saved.shape) == (tensor.dtype, tensor.shape), name
+        if name not in ("none_X", "fitted", "unprotected_C", "noisy_N"):
+            assert not torch.equal(saved, tensor), name  # it was used
+    assert "state.name" not in tensors
+    roles = {name.split(".")[1] for name in tensors if name.startswith("networks.")}
+    assert roles == {"student", "peer", "teacher", "slow peer"}
+    roles = {name.split(".")[1] for name in tensors if name.startswith("momentum.")}
+    assert roles == {"student", "peer"}
+
+
+def test_the_network_that_predicts_is_the_one_it_names(toys, tmp_path):
+    out = tmp_path / "run"
+    run = pl.train(make_source(), out, quiet=True, **SETTINGS)
+    tensors, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
+    weights, _ = from_safetensors(out / "model.safetensors")
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, tensors[f"networks.teacher.{name}"]), name
+        assert torch.equal(tensor, run.model.network.state_dict()[name]), name
+    test = make_source().test
+    right = pl.load(out).model.predict(test.images_NCHW.numpy()) == test.given_N.numpy().astype(str)
+    assert run.summary["accuracy"]["last"] == pytest.approx(100 * right.mean())
+
+
+def test_held_out_images_have_rows(toys):
+    images, labels = make_images(80)
+    run = pl.train(arrays(images, labels), quiet=True, hold_out=0.2, **SETTINGS)
+    held_out = run.labels[run.labels["part"] == "held-out"]
+    assert len(held_out) == 16
+    assert held_out["label_score"].nunique() > 8
+
+
+def test_epochs_can_be_chosen_to_fit_the_time(toys, trainer):
+    pace = measure_pace(trainer)
+    assert set(pace.train) == {"first", "second"}
+    settings = {name: value for name, value in SETTINGS.items() if name not in ("epochs", "warmup")}
+    run = pl.train(make_source(), quiet=True, time_budget=0.02, **settings)
+    assert run.finished
+
+
+# ------------------------------------------------------------------- what each declaration does
+
+
+def test_the_leading_stream_decides_the_number_of_steps(trainer):
+    for epoch in range(EPOCHS):
+        trainer.method.log.clear()
+        easy_images = 64 - int(trainer.state.hard_N.sum())
+        hard_images = 64 - easy_images
+        assert (hard_images == 0) == (epoch == 0)
+        expected = trainer.steps_in(epoch)
+        trainer.train_epoch(epoch)
+        turns = [turn for turn, *_ in trainer.method.log]
+        students, peers = turns.count("student"), turns.count("peer")
+        assert turns == ["student"] * students + ["peer"] * peers  # one turn after the other
+        if epoch < FIRST:
+            assert (students, peers) == (easy_images // 8, 0)
+        else:
+            assert (students, peers) == (easy_images // 6, hard_images // 10)
+        assert expected == students + peers
+        trainer.score(epoch)
+
+
+def test_streams_hold_only_the_images_of_their_masks(trainer):
+    run_all(trainer)
+    empty = 0
+    for step, (turn, batch, hard_N) in enumerate(trainer.method.log):
+        index_B = batch.index_B
+        if turn == "peer":
+            assert len(index_B) == 20
+            assert hard_N[index_B[:10]].all()
+        elif len(index_B) == 12:  # the first phase: eight easy images, then four hard ones
+            assert not hard_N[index_B[:8]].any()
+            if hard_N.any():
+                assert hard_N[index_B[8:]].all()
+            else:  # the mask is empty: all images stand in
+                empty += 1
+                assert step < 8
+        else:
+            assert len(index_B) == 6
+            assert not hard_N[index_B].any()
+    assert empty == 8
+
+
+def test_the_state_that_a_step_wrote_is_kept(trainer):
+    run_all(trainer)
+    students = [batch for turn, batch, _ in trainer.method.log if turn == "student"]
+    visits = torch.cat([batch.index_B for batch in students]).bincount(minlength=64)
+    assert torch.equal(trainer.state.visits_N.long(), visits)
+    assert int(trainer.state.position) == len(students)
+    assert trainer.state.confusion_CC.sum() == visits.sum()
+
+
+def test_random_numbers_are_as_each_step_declares(trainer):
+    run_all(trainer)
+    for turn, batch, _ in trainer.method.log:
+        lams = [mix.lam.item() for mix in batch.mixes]
+        assert batch.draws_BK.shape[1] == WEAK_DRAWS + STRONG_DRAWS  # the most that any step needs
+        if turn == "peer":
+            assert lams[0] >= 0.5
+            assert lams[1] == 1
+    lams = [batch.mixes[0].lam.item() for turn, batch, _ in trainer.method.log if turn == "student"]
+    assert min(lams) < 0.5
+
+
+def test_a_turn_trains_its_own_network_only(trainer):
+    """Although the student is shown, with gradients, in the turn of its peer."""
+
+    def before(step):
+        return {role: parameters(trainer, role) for role in trainer.networks}
+
+    def after(step, seen):
+        moved = {role for role in trainer.networks if changed(trainer, role, seen[role])}
+        student = step.trains == ("student",)
+        assert moved == ({"student", "teacher"} if student else {"peer", "slow peer"})
+
+    around_steps(trainer, before, after)
+    run_all(trainer)
+
+
+def test_moving_averages_are_as_computed_by_hand(trainer):
+    averages = {role: parameters(trainer, role) for role in ("teacher", "slow peer")}
+    assert not changed(trainer, "student", averages["teacher"])
+    assert not changed(trainer, "peer", averages["slow peer"])
+
+    def after(step, seen):
+        role, followed = ("teacher", "student")
+        decay = DECAY
+        if step.trains == ("peer",):
+            role, followed, decay = "slow peer", "peer", float(trainer.state.decay)
+        averages[role] = [
+            decay * average + (1 - decay) * value
+            for average, value in zip(averages[role], parameters(trainer, followed), strict=True)
+        ]
+
+    around_steps(trainer, lambda step: None, after)
+    for epoch in range(EPOCHS):
+        trainer.train_epoch(epoch)
+        assert float(trainer.state.decay) == pytest.approx(0.5 + 0.1 * epoch)
+        trainer.score(epoch)
+    for role, average in averages.items():
+        torch.testing.assert_close(parameters(trainer, role), average, rtol=1e-4, atol=1e-6)
+        assert not any(p.requires_grad for p in trainer.networks[role].parameters())
+
+
+def test_batch_norm_statistics_follow_only_if_declared(trainer):
+    norms = {role: network.backbone.norms[0] for role, network in trainer.networks.items()}
+
+    def after(step, seen):
+        if step.trains == ("student",):
+            assert torch.equal(norms["teacher"].running_mean, norms["student"].running_mean)
+
+    around_steps(trainer, lambda step: None, after)
+    run_all(trainer)
+    assert norms["teacher"].running_mean.any()
+    assert norms["peer"].running_mean.any()
+    assert not norms["slow peer"].running_mean.any()
+
+
+def test_parts_must_divide_the_batches_of_every_stream(toys):
+    with pytest.raises(InputError, match=r"--accumulate 4 .*batches of 6 images") as error:
+        make_trainer(method="ce", accumulate=4)
+    assert "\n" not in str(error.value)
+
+
+def test_images_in_host_memory_give_the_same_run(toys):
+    """Batches of several sizes are copied to the device."""
+    runs = [
+        pl.train(make_source(), quiet=True, images=where, **SETTINGS)
+        for where in ("device", "host")
+    ]
+    assert runs[0].labels.equals(runs[1].labels)
+
+
+def test_a_phase_starts_without_momentum_and_with_a_new_head(trainer):
+    ends, starts = [], []
+
+    def snapshot():
+        return {
+            role: (
+                [v["momentum_buffer"].abs().sum().item() for v in optimiser.state.values()],
+                trainer.networks[role].classifier.weight.detach().clone(),
+                trainer.networks[role].backbone.convs[0].weight.detach().clone(),
+            )
+            for role, optimiser in trainer.optimisers.items()
+        }
+
+    around_steps(
+        trainer,
+        lambda step: starts.append(snapshot()),
+        lambda step, seen: ends.append(snapshot()),
+    )
+    for epoch in range(FIRST):
+        trainer.train_epoch(epoch)
+        trainer.score(epoch)
+    steps = len(starts)
+    trainer.train_epoch(FIRST)
+    end, start = ends[steps - 1], starts[steps]
+    assert any(end["student"][0])
+    for number, role in enumerate(("student", "peer")):
+        momentum, head, conv = start[role]
+        assert not any(momentum)
+        torch.manual_seed(stream_seed(1, f"head {number}", FIRST))
+        assert torch.equal(head, nn.Linear(128, 4).weight)
+        assert not torch.equal(head, end[role][1])
+        assert torch.equal(conv, end[role][2])
+    steps = len(starts)
+    trainer.train_epoch(FIRST + 1)  # the second epoch of the phase keeps both
+    end, start = ends[steps - 1], starts[steps]
+    for role in ("student", "peer"):
+        assert any(start[role][0])
+        assert torch.equal(start[role][1], end[role][1])
+
+
+def test_learning_rates_of_a_phase_count_from_its_first_epoch(trainer):
+    assert trainer.learning_rate(0) == 0.05  # the schedule of the run
+    assert [trainer.learning_rate(e) for e in (2, 3)] == pytest.approx([0.01, 0.005])
+    trainer.train_epoch(3)
+    assert float(trainer.lr) == pytest.approx(0.005)
+
+
+def test_scoring_asks_for_networks_by_role_and_for_weak_views(trainer):
+    """The numbers of weak views depend on the epoch alone, not on what was scored before."""
+    trainer.train_epoch(0)
+    trainer.score(0)
+    assert trainer.scorer().draws(2 * WEAK_DRAWS).shape == (64, 2 * WEAK_DRAWS)
+    trainer.score(1)
+    after_both = trainer.scorer().draws(WEAK_DRAWS).clone()
+    other = make_trainer(epochs=EPOCHS, method="ce")
+    other.score(1)
+    assert torch.equal(other.scorer().draws(WEAK_DRAWS), after_both)
+    ((_, (from_peer,)),) = trainer.scorer().logits(role="peer")
+    ((_, (from_teacher,)),) = trainer.scorer().logits()
+    ((_, (by_name,)),) = trainer.scorer().logits(role="teacher")
+    assert torch.equal(from_teacher, by_name)
+    assert not torch.equal(from_peer, from_teacher)

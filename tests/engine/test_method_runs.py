@@ -1,0 +1,190 @@
+"""Whole runs of every method: baselines, ELR and Co-teaching beside PLS."""
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pseudoloss as pl
+from conftest import TINY, assert_same_run, make_images, save_images, train_epoch_by_epoch
+from pseudoloss.config import METHODS
+from pseudoloss.files import from_safetensors
+from pseudoloss.inference.ensemble import Ensemble
+from pseudoloss.runs import open_model
+
+RIVALS = {
+    "elr": {"elr_lambda": 3, "elr_beta": 0.7},
+    "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
+}
+
+
+@pytest.mark.parametrize("method", ["ce", "mixup"])
+def test_baselines_flag_labels_and_suggest_none(tiny_source, tiny_settings, method):
+    run = pl.train(tiny_source, method=method, quiet=True, **tiny_settings)
+    assert run.summary["method"] == method
+    assert run.summary["accuracy"]["last"] is not None
+    assert run.metrics["phase"].tolist() == ["warm-up", method, method]
+    assert run.labels["trust"].isna().all()
+    assert set(run.labels["action"]) <= {"keep", "review"}
+    assert run.summary["pseudo_labels"] == {"accuracy": None, "auc": None}
+
+
+# ------------------------------------------------------------------------------------ on digits
+
+
+def train_on_digits(tmp_path_factory, method, epochs):
+    """A short run on digits with 40% wrong labels."""
+    settings = {"preset": "digits-id40", "epochs": epochs, "warmup": 1, "batch_size": 64, "lr": 0.1}
+    settings |= {"method": method, "device": "cpu"} | RIVALS[method]
+    return pl.train("digits", tmp_path_factory.mktemp(method) / "run", quiet=True, **settings)
+
+
+@pytest.fixture(scope="module")
+def elr_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "elr", 5)
+
+
+@pytest.fixture(scope="module")
+def co_teaching_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "co-teaching", 4)
+
+
+@pytest.fixture(params=["elr_run", "co_teaching_run"])
+def on_digits(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_rivals_learn_despite_the_noise(on_digits):
+    summary = on_digits.summary
+    assert summary["accuracy"]["last"] > 90
+    assert summary["detection"]["auc"] > 0.97
+    assert summary["detection"]["precision"] > 0.9
+    assert summary["pseudo_labels"]["accuracy"] > 85
+    assert summary["pseudo_labels"]["auc"] > 0.75
+
+
+def test_the_label_table_of_rivals_has_trust_and_suggestions(on_digits):
+    table = pd.read_csv(on_digits.path / "labels.csv", dtype={"suggested_label": str})
+    assert table["trust"].between(0, 1).all()
+    assert table["trust"].nunique() > 100
+    relabel = table[table["action"] == "relabel"]
+    assert len(relabel) > 100
+    assert (relabel["trust"] >= 0.5).all()
+    assert (relabel["suggested_label"] == relabel["true_label"].astype(str)).mean() > 0.9
+    review = table[table["action"] == "review"]
+    assert review["suggested_label"].isna().all()
+    assert (review["trust"] < 0.5).all()
+    keep = table[table["action"] == "keep"]
+    assert (keep["suggested_label"] == keep["given_label"].astype(str)).all()
+
+
+def test_a_finished_run_of_a_rival_can_be_loaded(on_digits):
+    loaded = pl.load(on_digits.path)
+    assert loaded.settings == on_digits.settings
+    pd.testing.assert_frame_equal(loaded.labels, on_digits.labels, check_dtype=False, rtol=1e-4)
+
+
+# -------------------------------------------------------------------------------------- resume
+
+
+MORE = {
+    "pls": {"initial_trust": True, "contrast_mix": "separate"},
+    "elr": RIVALS["elr"],
+    "co-teaching": RIVALS["co-teaching"],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_resumes_bit_for_bit(tmp_path, tiny_source, method):
+    """Stopped after every epoch, with images in weak views so that no random number is missed."""
+    settings = TINY | {"method": method, "epochs": 4, "warmup": 2, "noise_metric": "kl"}
+    settings |= {"corrupt": "symmetric-exact:0.25", "device": "cpu"} | MORE.get(method, {})
+    pl.train(tiny_source, tmp_path / "whole", quiet=True, **settings)
+    assert train_epoch_by_epoch(tiny_source, tmp_path / "stopped", **settings) == 4
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
+    wanted = {"elr": {"state.target_NC"}, "co-teaching": {"state.kept", "state.confidence_N"}}
+    for method, names in wanted.items():
+        out = tmp_path / method
+        pl.train(tiny_source, out, method=method, quiet=True, **TINY)
+        tensors, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
+        assert names <= tensors.keys()
+    roles = {name.split(".")[1] for name in tensors if name.startswith(("networks", "momentum"))}
+    assert roles == {"first", "second"}
+
+
+# ------------------------------------------------------------------------------- held-out images
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_held_out_images_of_a_folder_have_rows(tmp_path, method):
+    save_images(tmp_path / "photos", *make_images(64, channels=3))
+    settings = TINY | {"method": method, "hold_out": 0.25, "image_size": 8} | RIVALS[method]
+    run = pl.train(tmp_path / "photos", tmp_path / "run", quiet=True, **settings)
+    assert run.labels["part"].value_counts().to_dict() == {"train": 48, "held-out": 16}
+    held_out = run.labels[run.labels["part"] == "held-out"]
+    assert held_out["trust"].between(0.2, 1).all()
+    assert held_out["trust"].nunique() > 8
+    assert held_out["label_score"].between(0, 1).all()
+    assert held_out["p_noisy"].between(0, 1).all()
+    assert len(pl.load(tmp_path / "run").labels) == 64
+
+
+@pytest.mark.parametrize("method", RIVALS)
+def test_the_suggestion_for_a_held_out_image_is_the_prediction(method):
+    """ELR has no moving average of images that it was not trained on."""
+    settings = TINY | {"method": method, "hold_out": 0.25} | RIVALS[method]
+    run = pl.train(make_images(64), quiet=True, **settings)
+    images, _ = make_images(64)
+    held_out = run.labels[run.labels["part"] == "held-out"]
+    p = run.model.predict_proba(images[held_out["index"]])
+    assert (held_out["predicted_label"] == [str(c) for c in p.argmax(1)]).all()
+    if method == "elr":
+        assert held_out["trust"].to_numpy() == pytest.approx(p.max(1), rel=1e-4)
+
+
+# ----------------------------------------------------------------------------------- ensembles
+
+
+def test_an_ensemble_is_written_and_loaded_and_predicts_the_mean_of_the_logits(co_teaching_run):
+    run = co_teaching_run
+    images, _ = make_images(12, size=8, seed=4)
+    shown = run.model.views.plain(torch.from_numpy(images).permute(0, 3, 1, 2))
+    loaded, best = pl.load(run.path).model, open_model(run.path, best=True)
+    for model in (run.model, loaded, best):
+        assert model.description.members == 2
+        assert isinstance(model.network, Ensemble)
+        first, second = model.network.members
+        assert not torch.equal(first.classifier.weight, second.classifier.weight)
+        with torch.no_grad(), model.network.frozen():
+            logits, projection = model.network(shown)
+            each = [member(shown) for member in (first, second)]
+        mean = (each[0][0] + each[1][0]) / 2
+        torch.testing.assert_close(logits, mean)
+        torch.testing.assert_close(projection, each[0][1])
+        p = torch.from_numpy(model.predict_proba(images))
+        torch.testing.assert_close(p, F.softmax(mean.double(), dim=1), rtol=1e-5, atol=1e-6)
+    wanted = torch.from_numpy(run.model.predict_proba(images))
+    torch.testing.assert_close(torch.from_numpy(loaded.predict_proba(images)), wanted)
+
+
+def test_without_ensemble_the_first_network_predicts(tmp_path, tiny_source):
+    out = tmp_path / "run"
+    run = pl.train(tiny_source, out, method="co-teaching", quiet=True, device="cpu", **TINY)
+    assert run.model.description.members == 1
+    tensors, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
+    for name, tensor in run.model.network.state_dict().items():
+        assert torch.equal(tensor, tensors[f"networks.first.{name}"])
+
+
+def test_both_networks_of_co_teaching_train(tmp_path, tiny_source):
+    out, settings = tmp_path / "run", TINY | {"method": "co-teaching", "device": "cpu"}
+    pl.train(tiny_source, out, quiet=True, minutes=1e-9, **settings)
+    before, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
+    pl.train(tiny_source, out, quiet=True, resume=True)
+    after, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
+    for role in ("first", "second"):
+        name = f"networks.{role}.classifier.weight"
+        assert not torch.equal(before[name], after[name])

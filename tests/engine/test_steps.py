@@ -1,0 +1,114 @@
+"""One update of the networks."""
+
+import pytest
+import torch
+
+import pseudoloss as pl
+from conftest import make_trainer
+from pseudoloss.config import METHODS
+from pseudoloss.engine import steps
+from pseudoloss.engine.steps import forward
+from pseudoloss.methods.base import ViewBatch
+from pseudoloss.nn.networks import build
+from pseudoloss.progress import SilentReporter
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return build("small-cnn", channels=1, size=(8, 8), classes=4, projection=4).train()
+
+
+def test_views_without_gradients_come_first_and_have_none(network):
+    a, b = torch.randn(2, 6, 1, 8, 8)
+    outputs = forward(network, ViewBatch([a], [b]))
+    (logits, projection), (other, _) = outputs.no_grad[0], outputs.with_grad[0]
+    assert (logits.shape, projection.shape) == ((6, 4), (6, 4))
+    assert not logits.requires_grad
+    assert not projection.requires_grad
+    assert other.requires_grad
+    assert int(network.backbone.norms[0].num_batches_tracked) == 2
+
+
+def test_views_without_gradients_can_be_seen_in_evaluation_mode(network):
+    """Their batch statistics are neither used nor kept."""
+    a, b = torch.randn(2, 6, 1, 8, 8)
+    with torch.no_grad():
+        wanted = network.eval()(a)[0]
+    network.train()
+    outputs = forward(network, ViewBatch([a], [b]), no_grad_in_eval=True)
+    torch.testing.assert_close(outputs.no_grad[0][0], wanted)
+    assert not outputs.no_grad[0][0].requires_grad
+    assert outputs.with_grad[0][0].requires_grad
+    assert network.training
+    assert int(network.backbone.norms[0].num_batches_tracked) == 1
+    assert forward(network, ViewBatch([], [b]), no_grad_in_eval=True).no_grad == []
+
+
+def test_a_step_that_cannot_be_compiled_runs_by_plain_calls(monkeypatch):
+    """One notice, and the same result."""
+    said = []
+
+    class Told(SilentReporter):
+        def notice(self, text):
+            said.append(text)
+
+    def broken(function, whole=True):
+        def call(*arguments):
+            raise RuntimeError("no compiler here\nand a long story")
+
+        return call
+
+    plain, other = make_trainer(), make_trainer(reporter=Told())
+    monkeypatch.setattr(steps, "compiled", broken)
+    monkeypatch.setattr(steps, "capture", lambda call, on_failure: call)
+    other.accelerate = "auto"
+    other.networks["net"].fused = True  # as on a GPU; without a compiler it must not stay so
+    step = other.phases[0].steps[0]
+    other.steps[0][0] = other._prepare(step, other.phases[0])
+    assert plain.train_epoch(0) == other.train_epoch(0)
+    assert said == ["the step could not be compiled and runs slower (no compiler here)"]
+    assert not other.networks["net"].fused
+
+
+def test_a_step_that_cannot_be_captured_says_so(monkeypatch):
+    said = []
+
+    class Told(SilentReporter):
+        def notice(self, text):
+            said.append(text)
+
+    def refuse(call, on_failure):
+        on_failure("not here")
+        return call
+
+    trainer = make_trainer(reporter=Told())
+    monkeypatch.setattr(steps, "capture", refuse)
+    trainer.accelerate = "capture"
+    trainer._prepare(trainer.phases[0].steps[0], trainer.phases[0])
+    assert said == ["the step could not be captured and runs slower (not here)"]
+
+
+# ------------------------------------------------------------------------------- accumulation
+
+
+def test_a_step_in_parts_is_the_same_update():
+    """Cross-entropy without batch statistics is a mean, so the parts add up to the whole."""
+    found = []
+    for parts in (1, 4):
+        settings = {"method": "ce", "network": "resnet10t", "flip": False, "pad": 0}
+        with make_trainer(**settings, accumulate=parts) as trainer:
+            network = trainer.networks["net"]
+            for norm in network.modules():
+                if isinstance(norm, torch.nn.BatchNorm2d):  # always by running statistics
+                    norm.eval()
+                    norm.train = lambda mode: None
+            trainer.train_epoch(0)
+            found.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
+    assert torch.allclose(*found, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_in_parts(tiny_source, tiny_settings, method):
+    settings = tiny_settings | {"method": method, "accumulate": 2, "epochs": 2}
+    assert pl.train(tiny_source, quiet=True, **settings).finished

@@ -1,0 +1,63 @@
+"""Real processes for the tests of kills, Ctrl-C and full disks."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+# A PLS run of six epochs that takes less than a second.
+FLAGS = ["--network=small-cnn", "--batch-size=16", "--epochs=6", "--warmup=2", "--lr=0.05"]
+FLAGS += ["--pad=1", "--corrupt=symmetric:0.4", "--device=cpu"]
+
+
+@dataclass
+class Process:
+    pid: int
+    log: Path
+    server: "CommandServer"
+
+    def wait(self, block=True):
+        """The exit code; with block=False None if it is still running. -9: killed."""
+        return self.server.ask({"wait": self.pid, "block": block})
+
+    @property
+    def output(self):
+        return self.log.read_text()
+
+
+class CommandServer:
+    """Starts `pseudoloss` commands as processes; see command_server.py."""
+
+    def __init__(self, folder):
+        self.folder, self.started = folder, 0
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("command_server.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self.server.stdout.readline() == "ready\n"
+
+    def ask(self, request):
+        self.server.stdin.write(json.dumps(request) + "\n")
+        self.server.stdin.flush()
+        return json.loads(self.server.stdout.readline())
+
+    def start(self, *arguments, most_bytes=None):
+        self.started += 1
+        log = self.folder / f"{self.started}.txt"
+        request = {"arguments": [str(a) for a in arguments], "log": str(log)}
+        return Process(self.ask(request | {"most_bytes": most_bytes}), log, self)
+
+    def run(self, *arguments, **options):
+        """Start a command and wait; the exit code and the output."""
+        process = self.start(*arguments, **options)
+        return process.wait(), process.output
+
+    def close(self):
+        self.server.stdin.close()
+        self.server.wait(timeout=60)
