@@ -5,13 +5,13 @@ import torch
 
 import pseudoloss as pl
 from conftest import make_trainer
-from pseudoloss.config import METHODS
+from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import checkpoint
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_SETTINGS)
 def test_a_restored_trainer_is_the_one_that_was_saved(tmp_path, method):
     """Networks, momentum and state; tensors are filled in place."""
     one, other = make_trainer(method=method), make_trainer(method=method, seed=2)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import pseudoloss as pl
 from conftest import make_images, train_epoch_by_epoch
-from pseudoloss.config import METHODS
+from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import checkpoint
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import TrainingError
@@ -49,7 +49,7 @@ def test_a_run_of_warm_up_alone_flags_labels_and_says_so(tiny_source, tiny_setti
     assert run.summary["notices"][0]["kind"] == "warm-up only"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_SETTINGS)
 def test_a_run_stopped_in_the_warm_up_judges_its_labels(tiny_source, tiny_settings, method):
     settings = tiny_settings | {"method": method, "epochs": 9, "warmup": 5, "minutes": 1e-9}
     run = pl.train(tiny_source, quiet=True, **settings)
@@ -144,7 +144,7 @@ def test_a_warm_up_at_chance_is_noticed(tiny_settings, capsys):
     assert "notice: the warm-up ended at chance" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_SETTINGS)
 def test_a_collapse_after_the_warm_up_is_noticed(method, monkeypatch, tiny_settings):
     """The weights are lost in the last epoch; during the warm-up all was well."""
     score = Trainer.score

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import pseudoloss as pl
 from conftest import TINY, assert_same_run, make_images, save_images, train_epoch_by_epoch
-from pseudoloss.config import METHODS
+from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.files import from_safetensors
 from pseudoloss.inference.ensemble import Ensemble
 from pseudoloss.runs import open_model
@@ -94,7 +94,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_SETTINGS)
 def test_every_method_resumes_bit_for_bit(tmp_path, tiny_source, method):
     """Stopped after every epoch, with images in weak views so that no random number is missed."""
     settings = TINY | {"method": method, "epochs": 4, "warmup": 2, "noise_metric": "kl"}
@@ -154,9 +154,9 @@ def test_an_ensemble_is_written_and_loaded_and_predicts_the_mean_of_the_logits(c
     shown = run.model.views.plain(torch.from_numpy(images).permute(0, 3, 1, 2))
     loaded, best = pl.load(run.path).model, open_model(run.path, best=True)
     for model in (run.model, loaded, best):
-        assert model.description.members == 2
+        assert model.description.networks == 2
         assert isinstance(model.network, Ensemble)
-        first, second = model.network.members
+        first, second = model.network.networks
         assert not torch.equal(first.classifier.weight, second.classifier.weight)
         with torch.no_grad(), model.network.frozen():
             logits, projection = model.network(shown)
@@ -173,7 +173,7 @@ def test_an_ensemble_is_written_and_loaded_and_predicts_the_mean_of_the_logits(c
 def test_without_ensemble_the_first_network_predicts(tmp_path, tiny_source):
     out = tmp_path / "run"
     run = pl.train(tiny_source, out, method="co-teaching", quiet=True, device="cpu", **TINY)
-    assert run.model.description.members == 1
+    assert run.model.description.networks == 1
     tensors, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
     for name, tensor in run.model.network.state_dict().items():
         assert torch.equal(tensor, tensors[f"networks.first.{name}"])

@@ -5,7 +5,7 @@ import torch
 
 import pseudoloss as pl
 from conftest import make_trainer
-from pseudoloss.config import METHODS
+from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import steps
 from pseudoloss.engine.steps import forward
 from pseudoloss.methods.base import ViewBatch
@@ -108,7 +108,7 @@ def test_a_step_in_parts_is_the_same_update():
     assert torch.allclose(*found, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_SETTINGS)
 def test_every_method_trains_in_parts(tiny_source, tiny_settings, method):
     settings = tiny_settings | {"method": method, "accumulate": 2, "epochs": 2}
     assert pl.train(tiny_source, quiet=True, **settings).finished
