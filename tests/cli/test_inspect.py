@@ -78,7 +78,7 @@ def test_one_and_many_in_words(photos):
     text = report(inspect(folder, hold_out=0))
     assert "from 1 image (b) to 4 (a), 4.0 times as many" in text
     assert "1 file, which training will not use" in text
-    assert "1 × lies in no folder of a class: notes.txt" in text
+    assert "1 × is not in a class folder: notes.txt" in text
     (folder / "c").mkdir()
     assert "from 0 images (c) to 4 (a)\n" in report(inspect(folder, hold_out=0))
 

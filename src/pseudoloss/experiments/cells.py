@@ -154,7 +154,7 @@ def check_settings(jobs: Sequence[Job]) -> None:
             raise InputError(
                 f"--set pool=none: {job.cell.name} needs a pool, the images that belong to no class"
             )
-        corruption.asked_for(settings.corrupt, settings.pool)
+        corruption.check_noise(settings.corrupt, settings.pool)
 
 
 def kind_of(source: str) -> tuple[str, float | None]:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from pseudoloss.data import Reader, ReadOptions, Skipped
-from pseudoloss.data.decoding import Entry, UnreadableError, shown
+from pseudoloss.data.decoding import Entry, UnreadableError, printable
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.data.sources.folder import files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
@@ -86,7 +86,7 @@ def predict_batches(
 
 
 def _name(entry: Entry) -> str:
-    return shown(entry) if isinstance(entry, Path) else str(entry)
+    return printable(entry) if isinstance(entry, Path) else str(entry)
 
 
 def _read_ahead(
@@ -169,7 +169,7 @@ def predict_files(
     paths = find_images(images)
     tables, skipped = [], []
     for batch in predict_batches(model, paths):
-        names = [shown(paths[place]) for place in batch.places]
+        names = [printable(paths[place]) for place in batch.places]
         tables.append(as_table(names, batch.probabilities_BC, model.classes, top, probabilities))
         skipped += batch.skipped
     refuse_if_none(len(paths), skipped)
@@ -201,7 +201,7 @@ def write_predictions(
         for entry in batch.skipped:
             reporter.notice(f"{entry.path}: left out ({entry.reason})")
         skipped += batch.skipped
-        names = [shown(paths[place]) for place in batch.places]
+        names = [printable(paths[place]) for place in batch.places]
         row = (names, batch.probabilities_BC, model.classes, top, probabilities)
         if not names:
             continue
