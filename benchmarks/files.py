@@ -43,7 +43,14 @@ from pseudoloss.engine.trainer import Trainer, see
 from pseudoloss.engine.training import private_chance
 from pseudoloss.methods import Batch, ViewBatch
 from pseudoloss.methods.mixup import mix
-from pseudoloss.nn.views import CROP_AREA, CROP_RATIO, GREY_CHANCE, HUE, JITTER, JITTER_CHANCE
+from pseudoloss.nn.views import (
+    CROP_AREA,
+    CROP_RATIO,
+    GREY_PROBABILITY,
+    HUE,
+    JITTER,
+    JITTER_PROBABILITY,
+)
 from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
 
@@ -124,8 +131,8 @@ class ThreeViews:
             [
                 T.RandomResizedCrop(views.size, CROP_AREA, CROP_RATIO, T.InterpolationMode.BICUBIC),
                 mirror,
-                T.RandomApply([T.ColorJitter(JITTER, JITTER, JITTER, HUE)], JITTER_CHANCE),
-                T.RandomGrayscale(GREY_CHANCE),
+                T.RandomApply([T.ColorJitter(JITTER, JITTER, JITTER, HUE)], JITTER_PROBABILITY),
+                T.RandomGrayscale(GREY_PROBABILITY),
                 *numbers,
             ]
         )

@@ -40,10 +40,10 @@ from pseudoloss.engine.training import private_chance
 from pseudoloss.nn.views import (
     CROP_AREA,
     CROP_RATIO,
-    GREY_CHANCE,
+    GREY_PROBABILITY,
     HUE,
     JITTER,
-    JITTER_CHANCE,
+    JITTER_PROBABILITY,
     STRONG_DRAWS,
     WEAK_DRAWS,
     Views,
@@ -66,8 +66,8 @@ class ThreeViews(Dataset[Three]):
             [
                 T.RandomResizedCrop(views.size, CROP_AREA, CROP_RATIO, T.InterpolationMode.BICUBIC),
                 mirror,
-                T.RandomApply([T.ColorJitter(JITTER, JITTER, JITTER, HUE)], JITTER_CHANCE),
-                T.RandomGrayscale(GREY_CHANCE),
+                T.RandomApply([T.ColorJitter(JITTER, JITTER, JITTER, HUE)], JITTER_PROBABILITY),
+                T.RandomGrayscale(GREY_PROBABILITY),
                 *numbers,
             ]
         )

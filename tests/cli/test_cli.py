@@ -308,8 +308,8 @@ BAD_SETS = {
         {"labels": np.where(LABELS == 3, 2, LABELS) + (np.arange(64) == 3)},
         "has one image",
     ),
-    "empty": ({"images": IMAGES[:0], "labels": LABELS[:0]}, "no images (the set is empty)"),
-    "pixels": ({"images": IMAGES.astype(np.float32)}, "float pixels must lie in 0 to 1"),
+    "empty": ({"images": IMAGES[:0], "labels": LABELS[:0]}, "no images (the dataset is empty)"),
+    "pixels": ({"images": IMAGES.astype(np.float32)}, "float pixels must be between 0 and 1"),
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pseudoloss.data import OUT, arrays, corrupt
-from pseudoloss.data.corruption import KINDS, Noise, next_in_group, parse
+from pseudoloss.data.corruption import KINDS, Noise, next_in_group, parse_noise
 from pseudoloss.errors import InputError
 
 RATES = st.floats(0, 1)
@@ -106,7 +106,7 @@ def test_asymmetric_noise_hits_as_often_as_asked(kind):
 
 
 def test_asymmetric_noise_needs_superclasses():
-    with pytest.raises(InputError, match=r"knows no superclasses .*asymmetric-blocks:RATE"):
+    with pytest.raises(InputError, match=r"has no superclasses .*asymmetric-blocks:RATE"):
         corrupt(image_set(), "asymmetric:0.4", 1)
 
 
@@ -186,7 +186,7 @@ def test_the_pool_is_wanted_exactly_when_it_is_used(pool):
     for noise in (None, "symmetric:0.2", "labels:x.csv"):
         with pytest.raises(InputError, match=r"--pool .*: nothing asks for it; add \+out:RATE"):
             corrupt(clean, noise, 1, pool)
-    with pytest.raises(InputError, match=r"--pool .*: has 2,000 images, and 3,000 are needed"):
+    with pytest.raises(InputError, match=r"--pool .*: has 2,000 images, but 3,000 are needed"):
         corrupt(image_set(6000), "out:0.5", 1, pool)
 
 
@@ -202,18 +202,18 @@ def test_the_pool_is_wanted_exactly_when_it_is_used(pool):
         ("symmetric:1.5", "between 0 and 1"),
         ("symmetric:-0.1", "between 0 and 1"),
         ("symmetric:nan", "between 0 and 1"),
-        ("symmetric:0.7\\+out:0.4", "must not exceed 1 together"),
-        ("symmetric:0.7\\+out", "only out:RATE can stand behind"),
-        ("symmetric:0.2\\+pair:0.2", "only out:RATE can stand behind"),
+        ("symmetric:0.7\\+out:0.4", "sum of the rates must not exceed 1"),
+        ("symmetric:0.7\\+out", "only out:RATE can follow"),
+        ("symmetric:0.2\\+pair:0.2", "only out:RATE can follow"),
         ("symmetric:0.2\\+out:some", "expected symmetric:RATE|expected out:RATE"),
-        ("out:0.2\\+out:0.2", "out stands last"),
+        ("out:0.2\\+out:0.2", "out must be last"),
         ("human", "expected human:FILE or human:FILE:NAME"),
         ("labels:", "expected labels:FILE.csv"),
     ],
 )
 def test_bad_noise(noise, message):
     with pytest.raises(InputError, match=rf"--corrupt {noise}.*({message})"):
-        parse(noise.replace("\\", ""))
+        parse_noise(noise.replace("\\", ""))
 
 
 @pytest.mark.parametrize(
@@ -227,4 +227,4 @@ def test_bad_noise(noise, message):
     ],
 )
 def test_words(noise, wanted):
-    assert parse(noise) == wanted
+    assert parse_noise(noise) == wanted

@@ -57,8 +57,8 @@ def test_the_users_array_is_copied():
         (np.zeros((5, 4, 8), np.uint8), "4×8 pixels are too small"),
         (np.zeros((5, 8, 8), np.int32), "uint8 .* not int32"),
         (np.zeros((5, 8, 8), bool), "not bool"),
-        (np.full((5, 8, 8), 200.0), "0 to 1, not 200 to 200 .*divide by 255"),
-        (np.full((5, 8, 8), -0.1), "0 to 1"),
+        (np.full((5, 8, 8), 200.0), "between 0 and 1, not 200 to 200 .*divide by 255"),
+        (np.full((5, 8, 8), -0.1), "between 0 and 1"),
         (
             np.where(np.arange(5)[:, None, None] == 3, np.nan, np.zeros((5, 8, 8))),
             "image 3 contains",
@@ -109,7 +109,7 @@ def test_kinds_of_labels(labels):
     ("changes", "message"),
     [
         ({"labels": [0, 1, 0]}, "labels: 3 labels for 4 images"),
-        ({"labels": [[0, 1, 0, 1]]}, "one for each image, not an array of shape 1,4"),
+        ({"labels": [[0, 1, 0, 1]]}, "one per image, not an array of shape 1,4"),
         ({"labels": [0, 1, -1, 1]}, "-1 in row 2 is out of range"),
         ({"labels": [0, 1, 0.5, 1]}, "0.5 in row 2 is not a class"),
         ({"labels": [0, 1, np.nan, 1]}, "nan in row 2"),
@@ -120,22 +120,22 @@ def test_kinds_of_labels(labels):
         ),
         ({"labels": ["a", "b", "a", "b"], "classes": ["a", "b"]}, "must be whole numbers"),
         ({"classes": ["a", "a"]}, "two classes have the same name"),
-        ({"classes": []}, "classes must name at least two"),
-        ({"labels": [[0], [1, 2]]}, "labels must be one for each image"),
+        ({"classes": []}, "classes must contain at least two names"),
+        ({"labels": [[0], [1, 2]]}, "labels must be one array with one label per image"),
         ({"true_labels": [0, 1, 5, 1]}, "true labels: 5 in row 2 is out of range"),
         ({"true_labels": [0, 1]}, "true labels: 2 labels for 4 images"),
         ({"paths": ["a.png"]}, "1 paths for 4 images"),
-        ({"test_images": np.zeros((2, 8, 8), np.uint8)}, "needed together"),
+        ({"test_images": np.zeros((2, 8, 8), np.uint8)}, "must be given together"),
         (
             {"test_images": np.zeros((1, 9, 8), np.uint8), "test_labels": [0]},
-            r"test images are 1,9,8 \(channels,height,width\), training images 1,8,8",
+            r"have the shape 1,9,8 \(channels, height, width\), training images 1,8,8",
         ),
         (
             {"test_images": np.zeros((1, 8, 8), np.uint8), "test_labels": [7]},
             "test labels: 7 in row 0",
         ),
         ({"test_images": np.zeros((0, 8, 8), np.uint8), "test_labels": []}, "no test images"),
-        ({"images": np.zeros((0, 8, 8), np.uint8), "labels": []}, "the set is empty"),
+        ({"images": np.zeros((0, 8, 8), np.uint8), "labels": []}, "the dataset is empty"),
     ],
 )
 def test_bad_labels_are_named(changes, message):

@@ -96,7 +96,7 @@ def test_bad_pools(folder, tmp_path):
             draw(str(place), count, (32, 32), 3, chance())
         assert "\n" not in str(error.value)
 
-    refused(folder, "has 12 images, and 13 are needed", 13)
+    refused(folder, "has 12 images, but 13 are needed", 13)
     places, imagenet = "http://places2.csail.mit.edu", "https://image-net.org/download-images"
     told = rf"a pool is a folder of images .*{places}\), a .npy file, .*ImageNet32 \({imagenet}\)$"
     refused(tmp_path / "nowhere", f"no such file or folder; {told}")
@@ -115,7 +115,7 @@ def test_bad_pools(folder, tmp_path):
     refused(tmp_path / "object.npy", "not a .npy file of one plain array")
     path = folder / "a" / "airfield0" / "0.png"
     path.write_bytes(path.read_bytes()[:60])
-    refused(folder, r"12 images are needed, and 1 of 12 cannot be read \(the first: .*0.png, ", 12)
+    refused(folder, r"12 images are needed, but 1 of 12 cannot be read \(the first: .*0.png, ", 12)
     (tmp_path / "b").mkdir()
     for i in range(1, 11):
         (tmp_path / "b" / f"train_data_batch_{i}").write_bytes(pickle.dumps({"data": 3}))
@@ -136,8 +136,8 @@ def test_others_take_the_place_of_what_cannot_be_read(folder):
     assert not {20 * first, 20 * second} & set(reds)
     (notice,) = heard
     assert re.match(rf"--pool {folder}: 2 of its images cannot be read \(the first: .*", notice)
-    assert notice.endswith("), and others take their place")
-    with pytest.warns(UserWarning, match="others take their place"):
+    assert notice.endswith("); others are used instead")
+    with pytest.warns(UserWarning, match="others are used instead"):
         assert (draw(str(folder), 8, (8, 8), 3, chance()) == drawn).all()
 
 

@@ -131,7 +131,7 @@ def test_a_class_that_is_all_broken(photos, content, reason):
     found = find_source(folder, ALL)
     assert found.classes == ("a", "b")  # so that a report can tell
     with pytest.raises(
-        InputError, match=rf"no image of the class b can be read \({reason}\); mend"
+        InputError, match=rf"no image of the class b can be read \({reason}\); fix its files"
     ):
         found.read(READER, 8, "host", False)
 
@@ -184,10 +184,10 @@ def test_items_are_read_into_memory(monkeypatch):
     found = scan(FileSource("set", {"train": part}), ALL, 1)
     data, _ = found.read(READER, 8, "auto", False)
     assert data.train.images_NCHW[0, :, 0, 0].tolist() == [1, 2, 3]
-    with pytest.raises(InputError, match="--images files: the images of set are no files"):
+    with pytest.raises(InputError, match="--images files: the images of set are not"):
         found.read(READER, 8, "files", False)
     monkeypatch.setattr(listing, "free_memory", lambda: 10)
-    with pytest.raises(InputError, match=r"set: its images take .* GiB, more than memory has room"):
+    with pytest.raises(InputError, match=r"set: its images take .* GiB and do not fit into memory"):
         found.read(READER, 8, "auto", False)
 
 

@@ -154,7 +154,7 @@ def test_an_ensemble_is_written_and_loaded_and_predicts_the_mean_of_the_logits(c
     shown = run.model.views.plain(torch.from_numpy(images).permute(0, 3, 1, 2))
     loaded, best = pl.load(run.path).model, open_model(run.path, best=True)
     for model in (run.model, loaded, best):
-        assert model.description.networks == 2
+        assert model.description.members == 2
         assert isinstance(model.network, Ensemble)
         first, second = model.network.networks
         assert not torch.equal(first.classifier.weight, second.classifier.weight)
@@ -173,7 +173,7 @@ def test_an_ensemble_is_written_and_loaded_and_predicts_the_mean_of_the_logits(c
 def test_without_ensemble_the_first_network_predicts(tmp_path, tiny_source):
     out = tmp_path / "run"
     run = pl.train(tiny_source, out, method="co-teaching", quiet=True, device="cpu", **TINY)
-    assert run.model.description.networks == 1
+    assert run.model.description.members == 1
     tensors, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
     for name, tensor in run.model.network.state_dict().items():
         assert torch.equal(tensor, tensors[f"networks.first.{name}"])

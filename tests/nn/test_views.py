@@ -88,7 +88,7 @@ def test_nothing_is_mirrored_without_flip():
 def test_resized_crop(stored, seen):
     """Growing and shrinking, both antialiased; clipped, as images of 8 bits are."""
     x = images(3, *stored) / 255
-    top, left, height, width = V.draw_crop(draws(len(x), 22), *stored)
+    top, left, height, width = V.random_crop(draws(len(x), 22), *stored)
     mirror = draws(len(x), 1)[:, 0] < 0.5
     ours = V.resized_crop(x, top, left, height, width, mirror, seen)
     for i in range(len(x)):
@@ -123,14 +123,14 @@ def test_hue(turn):
     x = images() / 255
     x[0] = 0.3  # a grey image has no hue
     x[1] = torch.tensor([1.0, 1.0, 0.0])[:, None, None]  # two channels are largest
-    ours = V.turn_hue(x, torch.full((len(x),), turn))
+    ours = V.shift_hue(x, torch.full((len(x),), turn))
     torch.testing.assert_close(ours, T.adjust_hue(x, turn), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_jitter_in_each_images_own_order(channels):
     x = images(channels, n=200) / 255
-    factors, order, before_hue = V.draw_jitter(draws(len(x), 6))
+    factors, order, before_hue = V.jitter_parameters(draws(len(x), 6))
     ours = V.jitter(x, factors, order, before_hue)
     operations = [T.adjust_brightness, T.adjust_contrast, T.adjust_saturation, T.adjust_hue]
     for i in range(len(x)):
@@ -147,9 +147,9 @@ def test_strong_is_its_operations_in_order(channels, height, width):
     x, view = images(channels, height, width, n=100), views(channels, (height, width))
     d = draws(len(x), V.STRONG_DRAWS)
     ours = raw(view, view.strong(x, d))
-    top, left, h, w = V.draw_crop(d[:, :22], height, width)
+    top, left, h, w = V.random_crop(d[:, :22], height, width)
     step = V.resized_crop(x / 255, top, left, h, w, d[:, 22] < 0.5, (height, width))
-    step = V.jitter(step, *V.draw_jitter(d[:, 23:29]))
+    step = V.jitter(step, *V.jitter_parameters(d[:, 23:29]))
     for i in range(len(x)):
         wanted = step[i]
         if d[i, 29] < 0.2:
@@ -199,7 +199,7 @@ def test_crops_fall_as_torchvisions_do(height, width):
     theirs = np.array(
         [RandomResizedCrop.get_params(blank, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(N)]
     )
-    ours = torch.stack(V.draw_crop(draws(N, 22, seed=2), height, width), 1).numpy()
+    ours = torch.stack(V.random_crop(draws(N, 22, seed=2), height, width), 1).numpy()
     for k in range(4):
         assert ks_2samp(theirs[:, k], ours[:, k]).pvalue > 1e-3
     areas = theirs[:, 2] * theirs[:, 3], ours[:, 2] * ours[:, 3]
@@ -211,8 +211,8 @@ def test_crops_fall_as_torchvisions_do(height, width):
 
 def test_crop_falls_back_to_the_centre_when_no_try_fits():
     whole = torch.full((1, 22), 0.999999)  # the whole area at ratio 4/3 never fits
-    assert [int(v) for v in V.draw_crop(whole, 32, 32)] == [0, 0, 32, 32]
-    narrow = [int(v) for v in V.draw_crop(whole, 64, 20)]
+    assert [int(v) for v in V.random_crop(whole, 32, 32)] == [0, 0, 32, 32]
+    narrow = [int(v) for v in V.random_crop(whole, 64, 20)]
     assert narrow == [(64 - 27) // 2, 0, 27, 20]  # 20 / (3/4) = 26.67
 
 
@@ -221,7 +221,7 @@ def test_jitter_falls_as_torchvisions_does():
     theirs = [
         ColorJitter.get_params([0.6, 1.4], [0.6, 1.4], [0.6, 1.4], [-0.1, 0.1]) for _ in range(N)
     ]
-    factors, order, before_hue = V.draw_jitter(draws(N, 6, seed=3))
+    factors, order, before_hue = V.jitter_parameters(draws(N, 6, seed=3))
     on = (factors != torch.tensor([1.0, 1, 1, 0])).any(1)
     assert on.float().mean().item() == pytest.approx(0.8, abs=0.02)
     for k in range(4):
@@ -237,7 +237,7 @@ def test_jitter_falls_as_torchvisions_does():
 
 
 def test_shifts_mirrors_and_grey_fall_as_they_should():
-    shift = V.whole_number(draws(9000, 1)[:, 0], 9)
+    shift = V.random_integer(draws(9000, 1)[:, 0], 9)
     counts = torch.bincount(shift, minlength=9)
     assert len(counts) == 9
     assert ((counts - 1000).abs() < 120).all()
@@ -252,5 +252,5 @@ def test_shifts_mirrors_and_grey_fall_as_they_should():
 def test_a_draw_next_to_one_stays_in_range():
     largest = torch.tensor([1 - 2**-24])
     for choices in (1, 9, 449, 10**6):
-        assert V.whole_number(largest, choices).item() == choices - 1
-        assert V.whole_number(torch.zeros(1), choices).item() == 0
+        assert V.random_integer(largest, choices).item() == choices - 1
+        assert V.random_integer(torch.zeros(1), choices).item() == 0

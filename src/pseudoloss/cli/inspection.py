@@ -326,7 +326,7 @@ def _plan(
         reader, pixels = choose_reader(found, settings, options.fit)
         channels, stored, size = reader.channels, reader.size, (pixels, pixels)
         memory, keeps = found.needs(reader), found.keeps(reader, settings.images)
-        train_bytes = memory * len(found.train) // sum(map(len, found.parts))
+        train_bytes = memory * len(found.train) // sum(map(len, found.splits))
     else:
         train = found.train
         channels, stored = train.channels, train.size

@@ -1,4 +1,4 @@
-"""Sources of images, their labels, and the noise that experiments add to them."""
+"""Sources of images, labels, and label noise for experiments."""
 
 from pseudoloss.data.corruption import corrupt
 from pseudoloss.data.decoding import Reader

@@ -1,6 +1,6 @@
-"""Noise for experiments: seeded, vectorised, with the truth kept beside it.
+"""Label noise for experiments, decided by a seed. The true labels are kept.
 
-Shapes: N images, M of them that may get another label, C classes.
+Shapes: N images, M of them may get another label, C classes.
 """
 
 import re
@@ -11,57 +11,57 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from pseudoloss.data import label_files
-from pseudoloss.data import pools as pool
+from pseudoloss.data import label_files, pools
 from pseudoloss.data.images import OUT, ImageFiles, ImageSet
 from pseudoloss.errors import InputError, name_hint
 
-BLOCK = 5  # classes that asymmetric-blocks takes together
+BLOCK = 5  # classes in a block of asymmetric-blocks
 
 
 def corrupt(
     images: ImageSet,
     noise: str | None,
     seed: int,
-    pool_place: str | None = None,
+    pool: str | None = None,
     held_out: ImageSet | None = None,
     tell: Callable[[str], object] = warnings.warn,
 ) -> ImageSet:
-    """`images` with noise in the given labels, in the images, or in both.
+    """Add noise to the given labels, to the images, or to both.
 
     Args:
-        images: the set. The labels that it has become the truth, unless the truth is known already.
-        noise: words such as "symmetric:0.4", "symmetric:0.2+out:0.4" or "labels:FILE.csv".
-        seed: decides everything random here.
-        pool_place: where the images for "+out" come from (see `pool`).
-        held_out: images of the same source that keep their labels; a table may name them too.
-        tell: is told what in the pool cannot be read.
+        images: the image set. Its labels become the true labels, unless those are known already.
+        noise: text such as "symmetric:0.4", "symmetric:0.2+out:0.4" or "labels:FILE.csv".
+        seed: the seed of all random numbers used here.
+        pool: the source of the images for "+out" (see pools.py).
+        held_out: images of the same source that keep their labels. A table of labels may have rows
+            for them.
+        tell: called with a message if images of the pool cannot be read.
     """
     where = f"--corrupt {noise}"
-    asked = asked_for(noise, pool_place)
-    if asked.kind == "human":
-        return label_files.human(images, asked.file, asked.name, where)
-    if asked.kind == "labels":
-        return label_files.table(images, asked.file, where, held_out)
+    parsed = check_noise(noise, pool)
+    if parsed.kind == "human":
+        return label_files.human(images, parsed.file, parsed.name, where)
+    if parsed.kind == "labels":
+        return label_files.table(images, parsed.file, where, held_out)
     true_N = (images.given_N if images.true_N is None else images.true_N).clone()
-    out = replaced(len(images), asked.out or 0, seed)
+    out = replaced_images(len(images), parsed.out or 0, seed)
     inside = np.ones(len(images), dtype=bool)
     inside[out] = False
     given = images.given_N.numpy().copy()
-    if asked.kind:
-        # Row 18: the labels of the other images change so often that r_in of all are hit.
-        rate = min(1.0, asked.rate / max(1 - (asked.out or 0), 1e-9))
+    if parsed.kind:
+        # Row 18: the rate among the other images is such that r_in of all images are affected.
+        rate = min(1.0, parsed.rate / max(1 - (parsed.out or 0), 1e-9))
         random = np.random.default_rng([seed, 0xC0])
-        given[inside] = KINDS[asked.kind](given[inside], images, rate, random)
+        given[inside] = KINDS[parsed.kind](given[inside], images, rate, random)
     changed = images.with_labels(torch.from_numpy(given), true_N)
-    if pool_place is None:
+    if pool is None:
         return changed
     random = np.random.default_rng([seed, 0xC2])
-    drawn = pool.draw(pool_place, len(out), images.size, images.channels, random, tell)
+    drawn = pools.draw(pool, len(out), images.size, images.channels, random, tell)
     if isinstance(images.images_NCHW, ImageFiles):
         raise InputError(
-            f"--pool {pool_place}: images that stay in their files cannot be replaced; "
-            "--images host reads them into memory"
+            f"--pool {pool}: images that stay in their files cannot be replaced; "
+            "use --images host, which reads them into memory"
         )
     pixels = images.images_NCHW.clone()
     pixels[torch.from_numpy(out)] = drawn
@@ -71,30 +71,30 @@ def corrupt(
 
 @dataclass(frozen=True)
 class Noise:
-    """What words ask for."""
+    """The value of --corrupt, parsed."""
 
-    kind: str = ""  # of the labels; none: they stay
+    kind: str = ""  # of label noise; empty: the labels stay
     rate: float = 0.0
-    out: float | None = None  # share of images to replace; None: not asked for
+    out: float | None = None  # share of images to replace; None: not given
     file: str = ""
     name: str | None = None  # of the labels in the file
 
 
-def asked_for(noise: str | None, pool_place: str | None) -> Noise:
-    """The words of --corrupt, and whether --pool fits them."""
-    asked = Noise() if noise is None else parse(noise)
-    if asked.out is None and pool_place is not None:
+def check_noise(noise: str | None, pool: str | None) -> Noise:
+    """Parse --corrupt, and check that --pool is given exactly if it is needed."""
+    parsed = Noise() if noise is None else parse_noise(noise)
+    if parsed.out is None and pool is not None:
         raise InputError(
-            f"--pool {pool_place}: nothing asks for it; add +out:RATE to --corrupt, "
+            f"--pool {pool}: nothing asks for it; add +out:RATE to --corrupt, "
             "such as symmetric:0.2+out:0.4"
         )
-    if asked.out is not None and pool_place is None:
+    if parsed.out is not None and pool is None:
         raise InputError(f"--corrupt {noise}: needs --pool, the images that belong to no class")
-    return asked
+    return parsed
 
 
-def parse(noise: str) -> Noise:
-    """The words of --corrupt."""
+def parse_noise(noise: str) -> Noise:
+    """Parse --corrupt."""
     kind, _, rest = noise.partition(":")
     if kind == "human":
         named = re.fullmatch(r"(.+):(\w+)", rest)
@@ -104,20 +104,20 @@ def parse(noise: str) -> Noise:
         return Noise(kind, file=_file(noise, rest, "labels:FILE.csv"))
     first, plus, second = noise.partition("+")
     if plus and not second.startswith("out:"):
-        raise InputError(f"--corrupt {noise}: only out:RATE can stand behind +")
+        raise InputError(f"--corrupt {noise}: only out:RATE can follow a +")
     kind, rate = _rate(noise, first)
     if kind == "out":
         if plus:
-            raise InputError(f"--corrupt {noise}: out stands last, as in symmetric:0.2+out:0.4")
+            raise InputError(f"--corrupt {noise}: out must be last, as in symmetric:0.2+out:0.4")
         return Noise(out=rate)
     out = _rate(noise, second)[1] if plus else None
     if rate + (out or 0) > 1 + 1e-9:
-        raise InputError(f"--corrupt {noise}: the rates must not exceed 1 together")
+        raise InputError(f"--corrupt {noise}: the sum of the rates must not exceed 1")
     return Noise(kind, rate, out)
 
 
-def _rate(noise: str, words: str) -> tuple[str, float]:
-    kind, _, number = words.partition(":")
+def _rate(noise: str, term: str) -> tuple[str, float]:
+    kind, _, number = term.partition(":")
     if kind not in (*KINDS, "out"):
         known = (*KINDS, "out", "human", "labels")
         raise InputError(f"--corrupt {noise}: no such noise{name_hint(kind, known)}")
@@ -136,8 +136,8 @@ def _file(noise: str, file: str, expected: str) -> str:
     return file
 
 
-def replaced(n: int, rate: float, seed: int) -> np.ndarray:
-    """Which images another one takes the place of: exactly round(rate·N), in order."""
+def replaced_images(n: int, rate: float, seed: int) -> np.ndarray:
+    """The indices of the images that are replaced: exactly round(rate·N), sorted."""
     random = np.random.default_rng([seed, 0xC1])
     return np.sort(random.choice(n, size=round(rate * n), replace=False))
 
@@ -145,9 +145,10 @@ def replaced(n: int, rate: float, seed: int) -> np.ndarray:
 def symmetric(
     clean_M: np.ndarray, images: ImageSet, rate: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Each label, with probability `rate`, is drawn anew from all classes.
+    """Each label is replaced, with probability `rate`, by a random class.
 
-    The draw can return the true class, so the true rate is rate·(C-1)/C on average (row 18).
+    The random class can be the true one, so on average rate·(C-1)/C of the labels are wrong
+    (row 18).
     """
     drawn = random.integers(len(images.classes), size=len(clean_M))
     return np.where(random.random(len(clean_M)) < rate, drawn, clean_M)
@@ -156,7 +157,7 @@ def symmetric(
 def symmetric_exact(
     clean_M: np.ndarray, images: ImageSet, rate: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Exactly round(rate·M) labels move, each to one of the other classes, equally likely."""
+    """Exactly round(rate·M) labels are replaced, each by a random other class."""
     classes = len(images.classes)
     moved = random.choice(len(clean_M), size=round(rate * len(clean_M)), replace=False)
     wrong = clean_M.copy()
@@ -167,10 +168,10 @@ def symmetric_exact(
 def asymmetric(
     clean_M: np.ndarray, images: ImageSet, rate: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Each label, with probability `rate`, becomes the next of its superclass (row 19)."""
+    """Each label becomes, with probability `rate`, the next class of its superclass (row 19)."""
     if images.superclasses is None:
         raise InputError(
-            "--corrupt asymmetric: the source knows no superclasses (cifar100:DIR does); "
+            "--corrupt asymmetric: the source has no superclasses (only cifar100:DIR has); "
             "asymmetric-blocks:RATE and pair:RATE need none"
         )
     return _flip(clean_M, np.array(images.superclasses), rate, random)
@@ -179,14 +180,14 @@ def asymmetric(
 def asymmetric_blocks(
     clean_M: np.ndarray, images: ImageSet, rate: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Each label, with probability `rate`, becomes the next in its block of five (row 19)."""
+    """Each label becomes, with probability `rate`, the next class of its block of 5 (row 19)."""
     return _flip(clean_M, np.arange(len(images.classes)) // BLOCK, rate, random)
 
 
 def pair(
     clean_M: np.ndarray, images: ImageSet, rate: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Each label, with probability `rate`, becomes the next of all classes."""
+    """Each label becomes, with probability `rate`, the next class."""
     return _flip(clean_M, np.zeros(len(images.classes)), rate, random)
 
 
@@ -200,7 +201,7 @@ KINDS = {
 
 
 def next_in_group(group_C: np.ndarray) -> np.ndarray:
-    """For each class the next one of its group, after the last the first; alone, itself."""
+    """For each class the next class of its group; the first class follows the last."""
     next_C = np.empty(len(group_C), dtype=np.int64)
     for group in np.unique(group_C):
         members = np.flatnonzero(group_C == group)

@@ -1,4 +1,4 @@
-"""An image set: pixels, given labels and, where it is known, the truth beside them."""
+"""Image sets: pixels, given labels and, if known, true labels."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -14,16 +14,16 @@ from pseudoloss.data.decoding import Fit, Reader
 from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times
-OUT = -1  # the truth about an image that belongs to no class
+OUT = -1  # the true label of an image that belongs to no class
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """N images that stay in their files, and are decoded when they are needed (pixels.py)."""
+    """N images that stay in their files and are decoded when needed (see storage.py)."""
 
     paths: tuple[Path, ...]
     reader: Reader
-    levels_CV: Tensor  # how often each of the 256 values occurs in each channel
+    levels_CV: Tensor  # the count of each of the 256 pixel values in each channel
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -40,10 +40,10 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """N images with a label each. An image's position is its own, for good.
+    """N images with one label per image. The order of the images never changes.
 
-    `true_N` is what an experiment knows of the right labels, OUT where none is right. It is read by
-    evaluation alone; nothing that trains is ever handed it.
+    `true_N` are the true labels of an experiment, OUT if no class is right. Only evaluation reads
+    them; they are never passed to training.
     """
 
     images_NCHW: Tensor | ImageFiles  # uint8, 1 or 3 channels
@@ -51,14 +51,14 @@ class ImageSet:
     classes: tuple[str, ...]
     true_N: Tensor | None = None
     paths: tuple[str, ...] | None = None
-    superclasses: tuple[int, ...] | None = None  # of each class, where the source knows them
-    digest: str = ""  # of the files that the images were read from, if they were
-    places_N: Tensor | None = None  # in the source; None: all of it, in its order
+    superclasses: tuple[int, ...] | None = None  # one per class, if the source has them
+    digest: str = ""  # of the files that the images were read from, if any
+    positions_N: Tensor | None = None  # in the source; None: all of it, in order
 
     @property
     def in_source_N(self) -> Tensor:
-        """Where each image stands in the source, from 0."""
-        return torch.arange(len(self)) if self.places_N is None else self.places_N
+        """The position of each image in the source, from 0."""
+        return torch.arange(len(self)) if self.positions_N is None else self.positions_N
 
     def __len__(self) -> int:
         return len(self.images_NCHW)
@@ -74,15 +74,15 @@ class ImageSet:
 
     @property
     def noise_rate(self) -> float | None:
-        """The share of given labels that are wrong, where the truth is known."""
+        """The share of wrong given labels, if the true labels are known."""
         if self.true_N is None:
             return None
         return int((self.given_N != self.true_N).sum()) / len(self)
 
     @property
     def noise(self) -> dict[str, float | None]:
-        """The share of wrong labels whose image belongs to another class of the set (in), and of
-        images that belong to none (out)."""
+        """The share of images that belong to another class (in-distribution noise, "in"), and to
+        none (out-of-distribution noise, "out")."""
         if self.true_N is None or self.noise_rate is None:
             return {"in": None, "out": None}
         out = int((self.true_N == OUT).sum())
@@ -90,42 +90,42 @@ class ImageSet:
         return {"in": (wrong - out) / len(self), "out": out / len(self)}
 
     def with_labels(self, given_N: Tensor, true_N: Tensor | None) -> "ImageSet":
-        """The same images with other given labels, and the truth kept beside them."""
+        """The same images with other given labels and true labels."""
         return replace(self, given_N=given_N, true_N=true_N)
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a source gives: images to train on and, perhaps, images with true labels to test on."""
+    """The images of a source: training images and, if there are any, test images."""
 
     name: str
     train: ImageSet
     test: ImageSet | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    preset: str = "default"  # used when the user names none
-    test_name: str = "the test images"  # as the run calls them
-    noisy_test: bool = False  # held out of the images to train on, so its labels may be wrong too
-    image_size: int | None = None  # what a network is to see of an image, where the source says it
-    fit: Fit = "stretch"  # how files of other shapes are brought to the size of the images
+    preset: str = "default"  # used unless the user names one
+    test_name: str = "the test images"  # what messages call them
+    noisy_test: bool = False  # held out of the training images, so their labels may be wrong too
+    image_size: int | None = None  # pixels that the network sees, if the source decides it
+    fit: Fit = "stretch"  # how files of other shapes get the size of the images
 
     def fingerprint(self) -> str:
-        """Changes when a pixel, a label or a class name does."""
+        """A hash that changes with any pixel, label or class name."""
         digest = hashlib.sha256(repr(self.train.classes).encode())
-        for part in (self.train, self.test):
-            if part is None:
+        for split in (self.train, self.test):
+            if split is None:
                 continue
-            images = part.images_NCHW
-            if part.digest or isinstance(images, ImageFiles):
-                digest.update(f"{tuple(images.shape)} {part.digest}".encode())
-            for tensor in (None if part.digest else images, part.given_N, part.true_N):
+            images = split.images_NCHW
+            if split.digest or isinstance(images, ImageFiles):
+                digest.update(f"{tuple(images.shape)} {split.digest}".encode())
+            for tensor in (None if split.digest else images, split.given_N, split.true_N):
                 if isinstance(tensor, Tensor):
                     digest.update(repr(tensor.shape).encode())
                     digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel: published, or measured on the images."""
+        """Mean and standard deviation of each channel: published, or computed from the images."""
         if self.mean:
             return self.mean, self.std
         images = self.train.images_NCHW
@@ -135,13 +135,13 @@ class Data:
 
 
 def levels_of(images_NCHW: Tensor) -> Tensor:
-    """How often each of the 256 values occurs in each channel."""
+    """The count of each of the 256 pixel values in each channel."""
     channels = images_NCHW.unbind(1)
     return torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in channels])
 
 
 def channel_statistics(levels_CV: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on a scale of 0 to 1; exact, in integers."""
+    """Mean and standard deviation of each channel, on a scale of 0 to 1, from exact counts."""
     mean, std = [], []
     for counts in levels_CV.double():
         pixels = counts.sum().item()
@@ -149,7 +149,7 @@ def channel_statistics(levels_CV: Tensor) -> tuple[tuple[float, ...], tuple[floa
         centre = (counts @ levels).item() / pixels
         spread = (counts @ (levels - centre) ** 2).item() / pixels
         mean.append(centre)
-        std.append(max(spread, 1e-4) ** 0.5)  # a blank channel has no spread to divide by
+        std.append(max(spread, 1e-4) ** 0.5)  # a constant channel has no spread to divide by
     return tuple(mean), tuple(std)
 
 
@@ -168,22 +168,22 @@ def arrays(
 
     Args:
         images: uint8, or floats from 0 to 1; N,H,W or N,H,W,C or N,C,H,W (see `to_pixels`).
-        labels: a label an image. With `classes`, whole numbers from 0 to C-1; without, any
+        labels: one label per image. With `classes`, whole numbers from 0 to C-1; without, any
             whole numbers or text, and each distinct value becomes a class, in sorted order.
-        test_images: images of the same size, for measuring accuracy.
-        test_labels: their true labels.
+        test_images: images of the same size, to measure accuracy on.
+        test_labels: the true labels of the test images.
         classes: names of the classes.
-        true_labels: the right labels of `images`, where an experiment knows them; -1 where an
-            image belongs to no class.
-        paths: a name for each image, for the label table.
-        name: what errors and outputs call this source.
+        true_labels: the true labels of `images`, if an experiment knows them; -1 for an image that
+            belongs to no class.
+        paths: one name per image, for the label table.
+        name: the name of the source in errors and outputs.
     """
     pixels = to_pixels(images, name)
     if len(pixels) == 0:
-        raise InputError(f"{name}: no images (the set is empty)")
+        raise InputError(f"{name}: no images (the dataset is empty)")
     given = _label_array(labels, len(pixels), f"{name}: labels")
     if classes is not None and len(classes) == 0:
-        raise InputError(f"{name}: classes must name at least two")
+        raise InputError(f"{name}: classes must contain at least two names")
     values = np.unique(given) if classes is None else np.arange(len(classes))
     names = tuple(str(value) for value in (values.tolist() if classes is None else classes))
     if len(set(names)) < len(names):
@@ -203,34 +203,34 @@ def arrays(
         pixels, index(given, "labels"), names, true_N, None if paths is None else tuple(paths)
     )
     if (test_images is None) != (test_labels is None):
-        raise InputError(f"{name}: test images and test labels are needed together")
+        raise InputError(f"{name}: test images and test labels must be given together")
     if test_images is None:
         return Data(name, train)
     test_pixels = to_pixels(test_images, f"{name}: test images")
     if len(test_pixels) == 0:
-        raise InputError(f"{name}: no test images (the test set is empty)")
+        raise InputError(f"{name}: no test images (the test split is empty)")
     if test_pixels.shape[1:] != pixels.shape[1:]:
         raise InputError(
-            f"{name}: test images are {_shape(test_pixels[0])} (channels,height,width), "
-            f"training images {_shape(pixels[0])}"
+            f"{name}: test images have the shape {_shape(test_pixels[0])} (channels, height, "
+            f"width), training images {_shape(pixels[0])}"
         )
     test_true = _label_array(test_labels, len(test_pixels), f"{name}: test labels")
     return Data(name, train, ImageSet(test_pixels, index(test_true, "test labels"), names))
 
 
 def with_held_out(data: Data, share: float, seed: int) -> Data:
-    """A source without test images, a share of each class held out for that."""
+    """Hold out a share of each class as test images."""
     images = data.train
     labels = [images.classes[label] for label in images.given_N.tolist()]
     out_N = torch.from_numpy(held_out(labels, share, seed))
     if not out_N.any():
         return data
-    train, test = (_some(images, chosen_N) for chosen_N in (~out_N, out_N))
+    train, test = (_select(images, chosen_N) for chosen_N in (~out_N, out_N))
     return replace(data, train=train, test=test, test_name="held-out images", noisy_test=True)
 
 
 def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
-    """Which images to hold out: that share of each class, and of each at most what leaves two."""
+    """A mask of the images to hold out: the share of each class, but two images of it must stay."""
     random = np.random.default_rng([seed, 0x40])
     array = np.asarray(labels, dtype=object)
     out = np.zeros(len(array), dtype=bool)
@@ -242,17 +242,17 @@ def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of classes, sorted: numbers by their value, then the others."""
+    """Class names, sorted: numbers by value, then the others."""
     return sorted(set(names), key=lambda name: (not name.isdecimal(), *_by_value(name), name))
 
 
 def _by_value(name: str) -> tuple[int, str]:
-    """Shorter numbers are smaller; of one length the digits decide."""
+    """Sort key for whole numbers of any length: the number of digits, then the digits."""
     digits = name.lstrip("0") if name.isdecimal() else ""
     return len(digits), digits
 
 
-def _some(images: ImageSet, chosen_N: Tensor) -> ImageSet:
+def _select(images: ImageSet, chosen_N: Tensor) -> ImageSet:
     assert isinstance(images.images_NCHW, Tensor)
     paths = images.paths
     return replace(
@@ -261,21 +261,23 @@ def _some(images: ImageSet, chosen_N: Tensor) -> ImageSet:
         given_N=images.given_N[chosen_N],
         true_N=None if images.true_N is None else images.true_N[chosen_N],
         paths=None if paths is None else tuple(paths[i] for i in chosen_N.nonzero()[:, 0].tolist()),
-        places_N=images.in_source_N[chosen_N],
+        positions_N=images.in_source_N[chosen_N],
     )
 
 
 def check_trainable(images: ImageSet, where: str) -> None:
-    """Refuse labels from which no classifier can be learnt."""
+    """Refuse labels that a classifier cannot be trained on."""
     counts = torch.bincount(images.given_N, minlength=len(images.classes)).tolist()
     check_counts(dict(zip(images.classes, counts, strict=True)), where)
 
 
 def check_counts(counts: dict[str, int], where: str) -> None:
-    """Refuse numbers of images in each class from which no classifier can be learnt."""
+    """Refuse a dataset with fewer than two classes, or with fewer than two images of a class."""
     if sum(count > 0 for count in counts.values()) < 2:
         only = max(counts, key=counts.__getitem__)
-        raise InputError(f"{where}: all labels are of one class ({only}); at least 2 are needed")
+        raise InputError(
+            f"{where}: all labels are of one class ({only}); at least 2 classes are needed"
+        )
     for name, count in counts.items():
         if count < 2:
             number = "one image" if count else "no image"
@@ -285,9 +287,9 @@ def check_counts(counts: dict[str, int], where: str) -> None:
 def to_pixels(images: Any, where: str) -> Tensor:
     """Images as uint8 N,C,H,W.
 
-    Accepts NumPy arrays and torch tensors (or what NumPy makes an array of): N,H,W for grey,
-    N,H,W,C or N,C,H,W with 1 or 3 channels; uint8, or floats from 0 to 1. Where both readings
-    fit, NumPy's channels come last and torch's first.
+    Accepts NumPy arrays, torch tensors and whatever NumPy can convert: N,H,W for grey images,
+    N,H,W,C or N,C,H,W with 1 or 3 channels; uint8, or floats from 0 to 1. If both layouts fit, the
+    channels of a NumPy array come last and those of a torch tensor first.
     """
     channels_first = isinstance(images, Tensor)
     if isinstance(images, Tensor):
@@ -321,7 +323,7 @@ def to_pixels(images: Any, where: str) -> Tensor:
         raise InputError(
             f"{where}: pixels must be uint8 (0 to 255) or floats (0 to 1), not {array.dtype}"
         )
-    return torch.from_numpy(np.array(pixels, order="C"))  # a copy: the user's array stays theirs
+    return torch.from_numpy(np.array(pixels, order="C"))  # a copy of the user's array
 
 
 def _from_floats(array: np.ndarray, where: str) -> np.ndarray:
@@ -331,7 +333,7 @@ def _from_floats(array: np.ndarray, where: str) -> np.ndarray:
     low, high = (array.min(), array.max()) if array.size else (0, 0)
     if low < 0 or high > 1:
         raise InputError(
-            f"{where}: float pixels must lie in 0 to 1, not {low:g} to {high:g} "
+            f"{where}: float pixels must be between 0 and 1, not {low:g} to {high:g} "
             "(divide by 255, or pass uint8)"
         )
     return np.asarray(np.rint(array * 255), dtype=np.uint8)
@@ -340,7 +342,7 @@ def _from_floats(array: np.ndarray, where: str) -> np.ndarray:
 def _as_array(images: Any, where: str) -> np.ndarray:
     try:
         array = np.asarray(images)
-    except (ValueError, TypeError):  # images of different shapes, say
+    except (ValueError, TypeError):  # for example images of different shapes
         array = np.array(None, dtype=object)
     if array.dtype.kind == "O":
         raise InputError(f"{where}: images must be one array of numbers, all of the same size")
@@ -350,12 +352,10 @@ def _as_array(images: Any, where: str) -> np.ndarray:
 def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
     try:
         array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    except (TypeError, ValueError):  # lists of different lengths, say
-        raise InputError(f"{where} must be one for each image, in one array") from None
+    except (TypeError, ValueError):  # for example lists of different lengths
+        raise InputError(f"{where} must be one array with one label per image") from None
     if array.ndim != 1:
-        raise InputError(
-            f"{where} must be one for each image, not an array of shape {_shape(array)}"
-        )
+        raise InputError(f"{where} must be one per image, not an array of shape {_shape(array)}")
     if len(array) != images:
         raise InputError(f"{where}: {len(array)} labels for {images} images")
     if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
@@ -375,10 +375,10 @@ def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
 
 
 def _without_out(true_labels: Any, given: np.ndarray) -> tuple[Any, np.ndarray]:
-    """True labels with any other label where they say OUT, and where that is."""
+    """True labels in which OUT is replaced by some class, and a mask of where it was."""
     try:
         true = np.asarray(true_labels)
-    except (TypeError, ValueError):  # what comes next says what is wrong with it
+    except (TypeError, ValueError):  # `_label_array` says what is wrong
         return true_labels, np.zeros(len(given), dtype=bool)
     if true.shape != given.shape or true.dtype.kind not in "if" or given.dtype.kind == "U":
         return true_labels, np.zeros(len(given), dtype=bool)
@@ -386,7 +386,7 @@ def _without_out(true_labels: Any, given: np.ndarray) -> tuple[Any, np.ndarray]:
 
 
 def _to_index(labels: np.ndarray, values: np.ndarray, where: str) -> Tensor:
-    """Labels as 0 to C-1: their places among the sorted `values`."""
+    """Labels as 0 to C-1: their positions in the sorted `values`."""
     if (labels.dtype.kind == "U") != (values.dtype.kind == "U"):
         kind = "text" if values.dtype.kind == "U" else "whole numbers"
         raise InputError(f"{where} must be {kind}, not {labels.dtype}")

@@ -1,4 +1,4 @@
-"""Images inside data sets of others: bytes, images of PIL's or arrays, whatever an item holds."""
+"""Images in dataset objects: bytes, paths, PIL images or arrays."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,28 +15,28 @@ from pseudoloss.errors import InputError, reason
 
 
 class Rows:
-    """Items of a data set, one at a time: not every data set can be asked by several threads."""
+    """The items of a dataset, loaded one at a time: not every dataset is thread-safe."""
 
-    def __init__(self, ask: Callable[[int], Any], where: str) -> None:
-        """`ask` gives the item at an index; `where` is what errors call the set."""
-        self.ask, self.where, self.lock = ask, where, Lock()
+    def __init__(self, load: Callable[[int], Any], where: str) -> None:
+        """`load` returns the item at an index; `where` is the name of the dataset in errors."""
+        self.load, self.where, self.lock = load, where, Lock()
 
     def item(self, i: int) -> Any:
         try:
             with self.lock:
-                return self.ask(i)
+                return self.load(i)
         except InputError:
             raise
-        except Exception as error:  # the set's own code raises whatever it likes
+        except Exception as error:  # the code of the dataset can raise anything
             raise UnreadableError(reason(error)) from None
 
     def content(self, i: int) -> bytes | Image.Image:
-        """The image of the item at an index, where an item is an image."""
+        """The image at an index, for datasets whose items are images."""
         return as_content(self.item(i), f"{self.where}[{i}]")
 
 
 def as_content(value: Any, where: str) -> bytes | Image.Image:
-    """The bytes of an image, or an image of PIL's, from what a data set calls an image."""
+    """The bytes of an image, or a PIL image, from an image in any form."""
     if isinstance(value, dict) and value.keys() <= {"bytes", "path"}:  # as Hugging Face stores it
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if value is None:
@@ -48,7 +48,7 @@ def as_content(value: Any, where: str) -> bytes | Image.Image:
     if not isinstance(value, np.ndarray | Tensor | list):
         raise InputError(f"{where}: must be an image or an array, not {type(value).__name__}")
     array: Any = value
-    if isinstance(value, list):  # numbers out of a table, where 8 bits are as good as 64
+    if isinstance(value, list):  # numbers from a table, where uint8 has become int64
         array = np.asarray(value)
         if array.dtype.kind == "i" and array.size and 0 <= array.min() <= array.max() <= 255:
             array = array.astype(np.uint8)

@@ -1,9 +1,9 @@
-"""Arrays out of pickles that others made, without running what a pickle may ask for.
+"""Read arrays from untrusted pickles without running any code in them.
 
-Some data sets are published as pickles: the batch files of ImageNet32, the `.pt` files of CIFAR-N.
-A pickle can name any function and have it called. Here the few names that a NumPy array needs lead
-to the stand-ins below; every other name is refused. No function of NumPy or torch is called by a
-pickle, so nothing in it can run.
+Some datasets are published as pickles: the batch files of ImageNet32, the `.pt` files of CIFAR-N. A
+pickle can name any function and have it called. Here the few names that a NumPy array needs are
+replaced by the stand-ins below, and every other name is refused. A pickle cannot call any function
+of NumPy or torch, so nothing in it can run.
 """
 
 import io
@@ -18,23 +18,23 @@ import numpy as np
 
 from pseudoloss.errors import InputError, reason
 
-ZIP = b"PK\x03\x04"  # how an archive begins; where it lies is written at its end
-TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # how torch's files began before they were zip archives
+ZIP = b"PK\x03\x04"  # the start of a zip archive; its directory is at the end
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the start of torch's files before they were zip archives
 
 
 def read_arrays(path: Path, where: str, owners: str) -> dict[str, Any]:
-    """The named arrays, lists and numbers of a file: a pickle, `.npz`, or what torch.save wrote.
-    `owners` says where a damaged one can be had again."""
+    """The named arrays, lists and numbers in a pickle, an `.npz` file or a file of torch.save.
+    `owners` says where the file is published, for the error if it is damaged."""
     try:
         if zipfile.is_zipfile(path):
             return _from_zip(path, where)
         with path.open("rb") as file:
             if file.read(len(ZIP)) == ZIP:
-                raise ValueError("it ends too early: perhaps a download that stopped half-way")
+                raise ValueError("it ends too early, perhaps an incomplete download")
             file.seek(0)
             found = _load(file)
             if found == TORCH_MAGIC:
-                _load(file), _load(file)  # torch's version, and facts about the machine
+                _load(file), _load(file)  # the version of torch, and facts about the machine
                 found = _load(file)
     except InputError:
         raise
@@ -42,9 +42,9 @@ def read_arrays(path: Path, where: str, owners: str) -> dict[str, Any]:
         raise InputError(f"{where}: {path} cannot be read ({reason(error)})") from None
     except RefusedError as error:
         raise InputError(
-            f"{where}: {path} holds more than NumPy arrays ({error}), and is not opened"
+            f"{where}: {path} holds more than NumPy arrays ({error}) and is not read"
         ) from None
-    except Exception as error:  # a damaged pickle raises whatever it likes
+    except Exception as error:  # a damaged pickle can raise anything
         raise InputError(f"{where}: {path} is damaged ({reason(error)}); {owners}") from None
     return _named(found, path, where)
 
@@ -68,10 +68,10 @@ def _named(found: Any, path: Path, where: str) -> dict[str, Any]:
 
 
 class RefusedError(Exception):
-    """A pickle asks for something that no array needs."""
+    """The pickle asks for something that arrays do not need."""
 
 
-class _Kind:
+class _DType:
     """Stands in for numpy.dtype."""
 
     def __init__(self, code: str, *_: Any) -> None:
@@ -90,33 +90,33 @@ class _Array:
     array: np.ndarray
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, columns_first, content = state
-        self.array = _shaped(content, kind, shape, "F" if columns_first else "C")
+        _, shape, dtype, is_fortran, content = state
+        self.array = _to_array(content, dtype, shape, "F" if is_fortran else "C")
 
 
-def _shaped(content: Any, kind: _Kind, shape: tuple[int, ...], order: Any) -> np.ndarray:
-    content = content.encode("latin1") if isinstance(content, str) else content  # Python 2's
-    if len(content) != math.prod(shape) * kind.dtype.itemsize:
-        raise ValueError("an array is cut short")
-    return np.frombuffer(content, kind.dtype).reshape(shape, order=order)
+def _to_array(content: Any, dtype: _DType, shape: tuple[int, ...], order: Any) -> np.ndarray:
+    content = content.encode("latin1") if isinstance(content, str) else content  # of Python 2
+    if len(content) != math.prod(shape) * dtype.dtype.itemsize:
+        raise ValueError("an array has the wrong length")
+    return np.frombuffer(content, dtype.dtype).reshape(shape, order=order)
 
 
 def _reconstruct(*_: Any) -> _Array:
     return _Array()
 
 
-def _from_buffer(content: Any, kind: _Kind, shape: tuple[int, ...], order: str) -> _Array:
-    made = _Array()
-    made.array = _shaped(content, kind, shape, order)
-    return made
+def _from_buffer(content: Any, dtype: _DType, shape: tuple[int, ...], order: str) -> _Array:
+    found = _Array()
+    found.array = _to_array(content, dtype, shape, order)
+    return found
 
 
-def _scalar(kind: _Kind, content: Any) -> Any:
-    return _shaped(content, kind, (), "C").item()
+def _scalar(dtype: _DType, content: Any) -> Any:
+    return _to_array(content, dtype, (), "C").item()
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How protocols up to 2 write bytes."""
+    """Protocols 0 to 2 store bytes as encoded text."""
     if encoding != "latin1":
         raise RefusedError(f"text in {encoding}")
     return text.encode("latin1")
@@ -124,7 +124,7 @@ def _encode(text: str, encoding: str) -> bytes:
 
 STAND_INS = {
     "numpy.ndarray": _Array,
-    "numpy.dtype": _Kind,
+    "numpy.dtype": _DType,
     "numpy.core.multiarray._reconstruct": _reconstruct,
     "numpy.core.multiarray.scalar": _scalar,
     "numpy.core.numeric._frombuffer": _from_buffer,

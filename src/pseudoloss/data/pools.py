@@ -1,7 +1,7 @@
-"""Images of no class: drawn from a pool, to take the place of images of the set.
+"""Pools of out-of-distribution images, which replace images of a dataset.
 
-A pool is a folder of images (Places365, say, with its folders of classes), a `.npy` file, or a
-folder with the batch files of ImageNet32.
+A pool is a folder of images (such as Places365, with its class folders), a `.npy` file, or a folder
+with the batch files of ImageNet32.
 """
 
 import warnings
@@ -28,7 +28,7 @@ POOL = (
     f"({HOME})"
 )
 
-Choose = Callable[[np.ndarray], Sequence[Entry]]  # from places in the pool to images
+Select = Callable[[np.ndarray], Sequence[Entry]]  # from indices in the pool to images
 
 
 def draw(
@@ -39,12 +39,12 @@ def draw(
     random: np.random.Generator,
     tell: Callable[[str], object] = warnings.warn,
 ) -> Tensor:
-    """`count` different images of the pool in random order, as uint8 N,C,H,W. Others take the
-    place of those that cannot be read."""
+    """`count` different images of the pool in random order, as uint8 N,C,H,W. Images that cannot be
+    read are replaced by others."""
     where = f"--pool {pool}"
-    total, choose = _open(_path(pool), where)
+    total, select = _open(_path(pool), where)
     if total < count:
-        raise InputError(f"{where}: has {total:,} images, and {count:,} are needed")
+        raise InputError(f"{where}: has {total:,} images, but {count:,} are needed")
     reader = Reader(channels, size, "published-stretch")
     pixels_NCHW = np.empty((count, channels, *size), np.uint8)
     missing, untried = np.arange(count), np.arange(total)
@@ -52,15 +52,15 @@ def draw(
     while len(missing):
         if len(untried) < len(missing):
             raise InputError(
-                f"{where}: {count:,} images are needed, and {len(broken):,} of {total:,} cannot be "
+                f"{where}: {count:,} images are needed, but {len(broken):,} of {total:,} cannot be "
                 f"read (the first: {broken[0]})"
             )
-        places = random.choice(untried, size=len(missing), replace=False)
-        untried = np.setdiff1d(untried, places)
-        entries = choose(places)
+        chosen = random.choice(untried, size=len(missing), replace=False)
+        untried = np.setdiff1d(untried, chosen)
+        entries = select(chosen)
 
-        def read(i: int, entries: Sequence[Entry] = entries, goals: np.ndarray = missing) -> None:
-            pixels_NCHW[goals[i]] = reader.read(entries[i])
+        def read(i: int, entries: Sequence[Entry] = entries, rows: np.ndarray = missing) -> None:
+            pixels_NCHW[rows[i]] = reader.read(entries[i])
 
         found = for_each(range(len(entries)), read, "reading the pool", no_progress)
         failed = [i for i, error in enumerate(found) if error is not None]
@@ -68,14 +68,14 @@ def draw(
         missing = missing[failed]
     if broken:
         tell(
-            f"{where}: {len(broken):,} of its images cannot be read (the first: {broken[0]}), and "
-            "others take their place"
+            f"{where}: {len(broken):,} of its images cannot be read (the first: {broken[0]}); "
+            "others are used instead"
         )
     return torch.from_numpy(pixels_NCHW)
 
 
 def check_exists(pool: str) -> None:
-    """Refuse a pool that is not there. No image is read."""
+    """Refuse a pool that does not exist. No image is read."""
     path, where = _path(pool), f"--pool {pool}"
     if path.is_dir():
         _inside(path, where)
@@ -89,8 +89,8 @@ def _path(pool: str) -> Path:
     return at_home(pool)
 
 
-def _open(path: Path, where: str) -> tuple[int, Choose]:
-    """How many images there are, and how some of them are had."""
+def _open(path: Path, where: str) -> tuple[int, Select]:
+    """The number of images, and a function that selects some of them."""
     if not path.exists():
         raise InputError(f"{where}: no such file or folder; {POOL}")
     if path.is_file():
@@ -98,11 +98,11 @@ def _open(path: Path, where: str) -> tuple[int, Choose]:
     batches, files = _inside(path, where)
     if batches:
         return _batches(batches, where)
-    return len(files), lambda places: [files[i] for i in places]
+    return len(files), lambda index: [files[i] for i in index]
 
 
 def _inside(folder: Path, where: str) -> tuple[list[Path], list[Path]]:
-    """The batch files of ImageNet32 in a folder or, where there are none, its images."""
+    """The batch files of ImageNet32 in a folder or, if there are none, its images."""
     batches = batch_files(folder, where)
     files = [] if batches else images_below(folder)
     if not batches and not files:
@@ -110,37 +110,37 @@ def _inside(folder: Path, where: str) -> tuple[list[Path], list[Path]]:
     return batches, files
 
 
-def _array(path: Path, where: str) -> tuple[int, Choose]:
+def _array(path: Path, where: str) -> tuple[int, Select]:
     try:
         images = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(images, np.ndarray):
-            raise ValueError("an archive of several")
-    except Exception as error:  # a damaged file raises whatever it likes
-        # NumPy suggests to load pickled data unsafely, which we do not pass on.
+            raise ValueError("an archive of several arrays")
+    except Exception as error:  # a damaged file can raise anything
+        # NumPy's message about pickled data suggests to load them unsafely: do not pass it on.
         why = "" if "pickle" in str(error) else f" ({reason(error)})"
         raise InputError(f"{where}: not a .npy file of one plain array{why}") from None
     if images.ndim not in (3, 4):
         shape = ",".join(map(str, images.shape))
         raise InputError(f"{where}: must be an array of N,H,W or N,H,W,C, not of shape {shape}")
-    to_pixels(images[:1], where)  # its shape and type are checked before anything is drawn
-    return len(images), lambda places: _items(to_pixels(images[places], where), where)
+    to_pixels(images[:1], where)  # checks shape and type
+    return len(images), lambda index: _items(to_pixels(images[index], where), where)
 
 
-def _batches(files: list[Path], where: str) -> tuple[int, Choose]:
-    """Batch files, one at a time in memory: all of them together are 4 GB."""
+def _batches(files: list[Path], where: str) -> tuple[int, Select]:
+    """Batch files, of which one at a time is in memory: all of them are 4 GB."""
     ends = np.cumsum([len(read_batch(path, where)[1]) for path in files])
 
-    def choose(places: np.ndarray) -> Sequence[Entry]:
-        pixels = np.empty((len(places), 3, SIZE, SIZE), np.uint8)
-        home = np.searchsorted(ends, places, side="right")
+    def select(index: np.ndarray) -> Sequence[Entry]:
+        pixels = np.empty((len(index), 3, SIZE, SIZE), np.uint8)
+        batch = np.searchsorted(ends, index, side="right")
         for i, path in enumerate(files):
-            if (home == i).any():
+            if (batch == i).any():
                 images, labels = read_batch(path, where)
                 first = ends[i] - len(labels)
-                pixels[home == i] = images[places[home == i] - first]
+                pixels[batch == i] = images[index[batch == i] - first]
         return _items(torch.from_numpy(pixels), where)
 
-    return int(ends[-1]), choose
+    return int(ends[-1]), select
 
 
 def _items(pixels_NCHW: Tensor, where: str) -> list[Item]:

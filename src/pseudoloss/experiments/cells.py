@@ -156,7 +156,7 @@ def check_values(jobs: Sequence[Job]) -> None:
             raise InputError(
                 f"--set pool=none: {job.cell.name} needs a pool of out-of-distribution images"
             )
-        corruption.asked_for(settings.corrupt, settings.pool)
+        corruption.check_noise(settings.corrupt, settings.pool)
 
 
 def source_kind(source: str) -> tuple[str, float | None]:

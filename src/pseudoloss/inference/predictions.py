@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from pseudoloss.data import Reader, ReadOptions, Skipped
-from pseudoloss.data.decoding import Entry, UnreadableError, shown
+from pseudoloss.data.decoding import Entry, UnreadableError, printable
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.data.sources.folder import files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
@@ -85,7 +85,7 @@ def predict_batches(
 
 
 def _name(entry: Entry) -> str:
-    return shown(entry) if isinstance(entry, Path) else str(entry)
+    return printable(entry) if isinstance(entry, Path) else str(entry)
 
 
 def _read_ahead(
@@ -168,7 +168,7 @@ def predict_files(
     paths = find_images(images)
     tables, skipped = [], []
     for batch in predict_batches(model, paths):
-        names = [shown(paths[i]) for i in batch.indices]
+        names = [printable(paths[i]) for i in batch.indices]
         tables.append(as_table(names, batch.probabilities_BC, model.classes, top, probabilities))
         skipped += batch.skipped
     refuse_if_none(len(paths), skipped)
@@ -200,7 +200,7 @@ def write_predictions(
         for entry in batch.skipped:
             reporter.notice(f"{entry.path}: skipped ({entry.reason})")
         skipped += batch.skipped
-        names = [shown(paths[i]) for i in batch.indices]
+        names = [printable(paths[i]) for i in batch.indices]
         rows = (names, batch.probabilities_BC, model.classes, top, probabilities)
         if not names:
             continue

@@ -1,1 +1,1 @@
-"""Networks, their layers and kernels, and views of images."""
+"""Networks, layer operations, Triton kernels and views."""

@@ -1,18 +1,19 @@
-"""Triton kernels for what a network does between its convolutions.
+"""Triton kernels for the layers between the convolutions.
 
-Batch normalisation in training reads its input twice and writes it once; with the residual sum
-before it, the ReLU behind it and their gradients, plain calls pass over the same memory many times
-more. Here every pass does all it can, and there are two forward and two backward.
+Batch normalisation in training reads its input twice and writes it once. With the residual sum
+before it, the ReLU after it and their gradients, separate torch calls read and write the same
+memory many more times. Here there are two passes forward and two backward.
 
 Tensors are channels-last, so they are read as tables of M rows (image, row, column) by C channels.
-Images can come as G groups of one size, each normalised by its own statistics, as if it had passed
-through the network alone. Sums are taken part by part in a fixed order, so results repeat.
+The images can be G groups of one size, each normalised by its own statistics, as if it had passed
+through the network alone. Sums are computed in a fixed order from P partial sums, so results are
+repeatable.
 
-Where a GPU can do that (Hopper and later), the small kernel between two passes and the second pass
-are launched AHEAD: they get ready while the kernel before them still runs, and wait for its results
+On GPUs that support it (Hopper and later), the small kernel between two passes and the second pass
+are launched AHEAD: they start while the kernel before them still runs, and wait for its results
 only where they need them.
 
-Shapes: G groups, M rows of a group, C channels, P parts of a group's sum.
+Shapes: G groups, M rows of a group, C channels, P partial sums of a group.
 """
 
 from functools import cache
@@ -23,14 +24,14 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-TILE = 4096  # values that a program works on at a time
-CHANNELS = 64  # ... of so many channels
-PROGRAMS = 132 * 2  # enough to keep a large GPU busy, for sums
+TILE = 4096  # values in the tile of a program
+CHANNELS = 64  # channels in the tile
+PROGRAMS = 132 * 2  # programs for sums: enough to keep a large GPU busy
 WARPS = 8
 STAGES = 4
-FEW = 8  # channels whose parts a program adds up
-ROWS = 64  # of patches that a program multiplies at a time
-PARTS = 512  # ... so many at a time: all of them; one size, as each is compiled anew
+FEW = 8  # channels whose partial sums a program adds up
+ROWS = 64  # rows of patches that a program multiplies at a time
+PARTS = 512  # largest number of partial sums; one tile size for all, as each size is compiled anew
 
 
 # ------------------------------------------------------------------------------------ kernels
@@ -38,7 +39,7 @@ PARTS = 512  # ... so many at a time: all of them; one size, as each is compiled
 
 @triton.jit
 def _means(sum_GPC, g, c, G, C, parts, rows, BP: tl.constexpr):
-    """(G, C): the parts of each group added up, as means over its rows."""
+    """The sum of the partial sums of each group, divided by its rows: (G, C)."""
     p = tl.arange(0, BP)
     total = tl.zeros([g.shape[0], BP, c.shape[0]], tl.float32)
     for start in range(0, parts, BP):
@@ -55,8 +56,8 @@ def _sums(
     HAS_SKIP: tl.constexpr, R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of x and x², each less the first row of the group, so that no mean is so large
-    that its square swallows the variance. With a skip: of x + skip, which is kept."""
+    """Partial sums of x and x², both relative to the first row of the group, so that the variance
+    is not lost in the square of a large mean. With a skip: of x + skip, which is stored."""
     if AHEAD:
         tl.extra.cuda.gdc_launch_dependents()
     part, g = tl.program_id(0), tl.program_id(2)
@@ -92,8 +93,7 @@ def _moments(
     rows, C, parts, momentum, eps,
     G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Mean and 1/σ of each group, and the running statistics as if they had been moved by one
-    group after another."""
+    """Mean and 1/σ of each group; and the running statistics, updated group by group."""
     if AHEAD:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -109,7 +109,7 @@ def _moments(
     tl.store(mean_GC + at, mean, inside)
     tl.store(rstd_GC + at, 1 / tl.sqrt(variance + eps), inside)
 
-    # The last group weighs `momentum`, the one before 1 - momentum times that, and so on.
+    # The weight of the last group is `momentum`, that of the group before 1 - momentum times it...
     kept = tl.exp2((G - g) * tl.log2(1 - momentum))
     weight = tl.where(g < G, momentum * tl.exp2((G - 1 - g) * tl.log2(1 - momentum)), 0.0)[:, None]
     before = tl.sum(tl.where(g == 0, kept, 0.0), 0)
@@ -128,11 +128,11 @@ def _apply(
     HAS_SKIP: tl.constexpr, KEEP: tl.constexpr, RUNNING: tl.constexpr,
     R: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """ReLU of the normalised values. RUNNING: `scale_GC` holds variances, of all groups alike;
-    else 1/σ. With a skip, x + skip is normalised, and kept if KEEP."""
+    """ReLU of the normalised values. `scale_GC` holds 1/σ or, if RUNNING, variances that are the
+    same for all groups. With a skip, x + skip is normalised, and stored if KEEP."""
     g = tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    # Backwards: what the sums before have read last is still in the cache.
+    # In reverse order: what the kernel before has read last is still in the cache.
     r = (tl.num_programs(0) - 1 - tl.program_id(0)) * R + tl.arange(0, R)
     inside = (r < rows)[:, None] & (c < C)[None, :]
     at = (g.to(tl.int64) * rows + r)[:, None] * C + c[None, :]
@@ -160,7 +160,7 @@ def _gradient_sums(
     d_out, total, mean_GC, rstd_GC, weight, bias, sum_GPC, product_GPC, rows, C, parts,
     R: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of the gradient behind the ReLU, and of its product with the normalised x."""
+    """Partial sums of the gradient of the ReLU's input, and of its product with normalised x."""
     if AHEAD:
         tl.extra.cuda.gdc_launch_dependents()
     part, g = tl.program_id(0), tl.program_id(2)
@@ -191,7 +191,7 @@ def _gradient_moments(
     sum_GPC, product_GPC, sum_GC, product_GC, d_weight, d_bias, rows, C, parts,
     G: tl.constexpr, BG: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Means of both for each group, and the gradients of weight and bias."""
+    """The means of both for each group, and the gradients of weight and bias."""
     if AHEAD:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -212,11 +212,11 @@ def _gradient(
     d_out, d_total, total, d_x, mean_GC, rstd_GC, sum_GC, product_GC, weight, bias, rows, C,
     HAS_TOTAL: tl.constexpr, R: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x, and of the skip: from behind the ReLU and, where x + skip was used
-    elsewhere, from there."""
+    """The gradient of x and of the skip: through the ReLU and, if x + skip is used elsewhere too,
+    from there."""
     g = tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    # Backwards: what the sums before have read last is still in the cache.
+    # In reverse order: what the kernel before has read last is still in the cache.
     r = (tl.num_programs(0) - 1 - tl.program_id(0)) * R + tl.arange(0, R)
     inside = (r < rows)[:, None] & (c < C)[None, :]
     at = (g.to(tl.int64) * rows + r)[:, None] * C + c[None, :]
@@ -229,7 +229,7 @@ def _gradient(
     grad = tl.where(centred * scale + shift <= 0, 0.0, grad)
     if HAS_TOTAL:
         elsewhere = tl.load(d_total + at, inside, 0.0).to(tl.float32)
-    if AHEAD:  # all so far was there before the sums were begun, which are not launched ahead
+    if AHEAD:  # everything above was ready before the sums started, which are not launched ahead
         tl.extra.cuda.gdc_wait()
     summed = tl.load(sum_GC + g * C + c, c < C, 0.0)[None, :]
     multiplied = tl.load(product_GC + g * C + c, c < C, 0.0)[None, :]
@@ -244,8 +244,8 @@ def _every_second(
     x, small, rows, height, width, small_height, small_width, C,
     ADD: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Every second pixel of every second row of x into a small image; or the small image added
-    there."""
+    """Copy every second pixel of every second row of x to a small image or, if ADD, add the small
+    image to these pixels."""
     r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (r < rows)[:, None] & (c < C)[None, :]
@@ -266,7 +266,7 @@ def _patches(
     x, out, pixels, height, width,
     C: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The 3×3 neighbourhood of each pixel as a row of 9·C values, then a one, filled up with zeros
+    """The 3×3 neighbourhood of each pixel as a row of 9·C values, followed by a one and by zeros up
     to K."""
     pixel = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     k = tl.arange(0, K)
@@ -287,7 +287,7 @@ def _patches(
 
 @triton.jit
 def _pool(x, skip, out, C, pixels, HAS_SKIP: tl.constexpr, R: tl.constexpr, BC: tl.constexpr):
-    """The mean over the pixels of an image, of x + skip."""
+    """The mean of x + skip over the pixels of an image."""
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros([R, BC], tl.float32)
@@ -307,8 +307,8 @@ def _products(
     a, b, out, product_GPAK, rows, A, parts,
     RELU: tl.constexpr, K: tl.constexpr, R: tl.constexpr, BA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums over the rows of a (A wide) times b (K wide). RELU: of a where `out` was let
-    through."""
+    """Partial sums over the rows of the products of a (A columns) and b (K columns). RELU: a counts
+    only where `out` is not zero."""
     part, g = tl.program_id(0), tl.program_id(2)
     i = tl.program_id(1) * BA + tl.arange(0, BA)
     k = tl.arange(0, K)
@@ -329,7 +329,7 @@ def _products(
 
 @triton.jit
 def _add_parts(part_GPA, sum_GA, A, parts, BP: tl.constexpr, BA: tl.constexpr):
-    """The parts of each group added up."""
+    """The sum of the partial sums of each group."""
     g = tl.program_id(1)
     a = tl.program_id(0) * BA + tl.arange(0, BA)
     p = tl.arange(0, BP)
@@ -343,11 +343,11 @@ def _add_parts(part_GPA, sum_GA, A, parts, BP: tl.constexpr, BA: tl.constexpr):
 
 @triton.jit
 def _linear_moments(square_GKK, weight_CK, g, rows, ONE: tl.constexpr, K: tl.constexpr):
-    """Of the patches of a group: their mean; of what some weights make of them: the mean, the
+    """The mean of the patches of a group; and of the convolution of the patches: the mean, the
     covariance with the patches, and the variance.
 
-    Nothing but the weights lies between, so all follows from the sums of the patches' products,
-    among which, by their ones, are their sums.
+    The convolution is linear, so all of this follows from the sums of the products of the patches.
+    These contain the sums of the patches too, because every patch has a one.
     """
     k = tl.arange(0, K)
     at = square_GKK + g * K * K + k * K
@@ -365,8 +365,8 @@ def _first_moments(
     running_mean, running_var, batches, rows, C, momentum, eps,
     G: tl.constexpr, ONE: tl.constexpr, K: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """What the norm behind the first convolution multiplies with and adds, for each group; and the
-    running statistics, moved by one group after another."""
+    """The scale and shift of the norm after the first convolution, for each group; and the running
+    statistics, updated group by group."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     k = tl.arange(0, K)
     weight = tl.load(weight_CK + c[:, None] * K + k[None, :], (c < C)[:, None], 0.0)
@@ -417,8 +417,8 @@ def _first_gradient(
     rows, C, eps,
     G: tl.constexpr, ONE: tl.constexpr, K: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the convolution's weight and of the norm's, from the sums of the gradient behind
-    the ReLU times the patches."""
+    """The gradients of the weights of the convolution and of the norm, from the sums of the
+    products of the patches with the gradient of the ReLU's input."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     k = tl.arange(0, K)
     inside = (c < C)[:, None]
@@ -449,7 +449,7 @@ def _first_gradient(
 def norm_relu(
     norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None, groups: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x + skip, the ReLU of its norm, and the statistics (mean, 1/σ) of each group, in training."""
+    """In training: x + skip, ReLU(norm(x + skip)), and mean and 1/σ of each group."""
     x = x.contiguous(memory_format=torch.channels_last)
     skip = skip if skip is None else skip.contiguous(memory_format=torch.channels_last)
     G, M, C = _table(x, groups)
@@ -480,7 +480,7 @@ def norm_relu(
 def norm_relu_running(
     norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    """x + skip, where that is to be kept, and the ReLU of its norm, by the running statistics."""
+    """x + skip (valid only with `keep`) and ReLU(norm(x + skip)), with the running statistics."""
     G, M, C = _table(x, 1)
     R, BC = _tile(C)
     x = x.contiguous(memory_format=torch.channels_last)
@@ -502,7 +502,7 @@ def norm_relu_gradient(
     mean_GC: Tensor,
     rstd_GC: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (the skip's is the same), weight and bias."""
+    """The gradients of x (the same as of the skip), weight and bias."""
     G, M, C = _table(total, len(mean_GC))
     R, BC = _tile(C)
     blocks = triton.cdiv(C, BC)
@@ -528,7 +528,7 @@ def norm_relu_gradient(
 
 
 def every_second(x: Tensor) -> Tensor:
-    """x[:, :, ::2, ::2], in memory of its own."""
+    """A copy of x[:, :, ::2, ::2]."""
     x = x.contiguous(memory_format=torch.channels_last)
     B, C, height, width = x.shape
     shape = (B, C, (height + 1) // 2, (width + 1) // 2)
@@ -552,13 +552,13 @@ def _for_every_second(x: Tensor, small: Tensor, add: bool) -> None:
 
 
 def patch_width(channels: int) -> int:
-    """Of the rows that `patches` makes of images."""
+    """The width of the rows of `patches`."""
     width: int = triton.next_power_of_2(9 * channels + 1)
     return width
 
 
 def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The 3×3 neighbourhoods of every pixel: (pixels, K), the taps first and channels last, then a
+    """The 3×3 neighbourhood of every pixel: (pixels, K), ordered by row, column and channel, then a
     one, then zeros."""
     B, C, height, width = x.shape
     pixels = B * height * width
@@ -570,7 +570,7 @@ def patches(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def pool(x: Tensor, skip: Tensor | None) -> Tensor:
-    """The mean over every image of x + skip: (B, C)."""
+    """The mean of x + skip over the pixels of each image: (B, C)."""
     x = x.contiguous(memory_format=torch.channels_last)
     skip = skip if skip is None else skip.contiguous(memory_format=torch.channels_last)
     B, C, height, width = x.shape
@@ -581,17 +581,17 @@ def pool(x: Tensor, skip: Tensor | None) -> Tensor:
 
 
 def squares(patches: Tensor, groups: int) -> Tensor:
-    """Of each group the sums of the patches' products with each other."""
+    """For each group the sums of the products of the patches with each other: (G, K, K)."""
     return _multiplied(patches, patches, None, groups)
 
 
 def first_norm_relu(
     norm: nn.BatchNorm2d, patches: Tensor, square_GKK: Tensor, weight_CK: Tensor, ones: int
 ) -> Tensor:
-    """The ReLU of the norm of a convolution, in training: (pixels, C). Its statistics are made of
-    the `squares` of the patches, and the convolution itself is never written.
+    """In training: ReLU(norm(convolution)), (pixels, C). The statistics are computed from the
+    `squares` of the patches, and the convolution itself is never stored.
 
-    `ones`: the column of the patches that holds them.
+    `ones` is the column of the patches that holds the ones.
     """
     (C, K), groups = weight_CK.shape, len(square_GKK)
     M = len(patches) // groups
@@ -605,7 +605,7 @@ def first_norm_relu(
 
 
 def first_norm_relu_running(norm: nn.BatchNorm2d, patches: Tensor, weight_CK: Tensor) -> Tensor:
-    """The ReLU of the norm of a convolution, by the running statistics."""
+    """ReLU(norm(convolution)), with the running statistics."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = norm.weight / (norm.running_var + norm.eps).sqrt()
@@ -622,7 +622,7 @@ def first_norm_relu_gradient(
     ones: int,
     square_GKK: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the convolution's weight and of the norm's weight and bias."""
+    """The gradients of the convolution's weight and of the norm's weight and bias."""
     (C, K), G = weight_CK.shape, len(square_GKK)
     product_GCK = _multiplied(d_out, patches, out, G)
     d_weight = torch.empty_like(weight_CK, dtype=torch.float32)
@@ -635,7 +635,7 @@ def first_norm_relu_gradient(
 
 
 def _multiplied(a: Tensor, b: Tensor, out: Tensor | None, groups: int) -> Tensor:
-    """aᵀb of each group, in float32; of a where `out` is not zero."""
+    """aᵀb of each group, in float32. With `out`, a counts only where `out` is not zero."""
     (_, A), (rows, K) = a.shape, b.shape
     M, BA = rows // groups, max(16, min(CHANNELS, triton.next_power_of_2(A)))
     blocks = triton.cdiv(A, BA)
@@ -662,7 +662,7 @@ def _apply_first(patches: Tensor, weight_CK: Tensor, scale_GC: Tensor, shift_GC:
 
 @cache
 def can_launch_ahead(device: torch.device) -> bool:
-    """Whether a kernel can be launched before the one in front of it has ended."""
+    """Whether a kernel can be launched before the previous one has ended."""
     able = hasattr(tl.extra.cuda, "gdc_wait") and not triton.knobs.runtime.interpret  # Triton 3.4
     return able and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
@@ -672,7 +672,7 @@ def _launched(ahead: bool) -> dict[str, Any]:
 
 
 def _few(G: int) -> tuple[int, int, int, int]:
-    """Groups, and the sizes of the tile that adds up parts."""
+    """The number of groups, and the sizes of the tile that adds up partial sums."""
     groups: int = triton.next_power_of_2(G)
     return G, groups, max(16, PARTS // groups), FEW
 
@@ -689,7 +689,7 @@ def _tile(C: int) -> tuple[int, int]:
 
 
 def _parts(G: int, M: int, C: int) -> int:
-    """In how many parts a group is summed."""
+    """The number of partial sums of a group."""
     R, BC = _tile(C)
     most: int = PROGRAMS // (G * triton.cdiv(C, BC))
     parts: int = max(1, min(triton.cdiv(M, R), most))

@@ -86,7 +86,7 @@ def test_links_that_lead_nowhere_are_left_out(photos):
     assert found.classes == ("cat", "dog")
     assert [vars(entry) for entry in found.skipped] == [
         {"path": "cat/gone.png", "reason": "No such file or directory"},
-        {"path": "bird", "reason": "lies in no folder of a class"},
+        {"path": "bird", "reason": "is not in a class folder"},
     ]
 
 
@@ -204,7 +204,7 @@ def test_a_class_that_looks_like_a_part_hides_no_other(photos):
 
 def test_files_beside_the_classes_are_told(photos):
     folder = photos("cat/a.png", "dog/a.png", "loose.png", ".hidden.png")
-    reason = "lies in no folder of a class"
+    reason = "is not in a class folder"
     for options in (ALL, ReadOptions(hold_out=0, strict=True)):  # it can be read
         assert [vars(entry) for entry in find_source(folder, options).skipped] == [
             {"path": "loose.png", "reason": reason}
@@ -265,7 +265,7 @@ def test_broken_images_to_test_on(photos):
         (["train/a.png", "test/b.png"], {}, "test holds no class folders; it holds images"),
         (["test/c/a.png"], {}, "has no images to train on, only test"),
         (["train/c/a.png", "training/c/a.png"], {}, "train and training mean the same split"),
-        (["train/c/a.png", "val/d/a.png"], {}, "the val part: val/d/a.png has the class d, which"),
+        (["train/c/a.png", "val/d/a.png"], {}, "the val split: val/d/a.png has the class d, which"),
         (["c/a.png"], {"test": "nowhere"}, "--test nowhere: no such source"),
         (["c/a.png"], {"test": "digits"}, "--test digits: no such source"),
         (["c/a.png"], {"hold_out": 1}, "--hold-out must be a number from 0 to below 1, not 1"),

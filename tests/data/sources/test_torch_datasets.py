@@ -149,7 +149,11 @@ def test_training(tmp_path):
             r"the label 2 is out of range \(there are 2 classes\)",
         ),
         ([(image(), 0)], {"classes": ["a", "a", "b"]}, "Pairs: two classes have the same name"),
-        ([(torch.full((3, 8, 8), -2.0), 0)], {}, r"Pairs\[0\]: float pixels must lie in 0 to 1"),
+        (
+            [(torch.full((3, 8, 8), -2.0), 0)],
+            {},
+            r"Pairs\[0\]: float pixels must be between 0 and 1",
+        ),
         ([(np.zeros((8, 8, 2), np.uint8), 0)], {}, r"Pairs\[0\]: images must have 1 or 3"),
         ([], {}, "no images can be read"),
     ],

@@ -58,7 +58,7 @@ def cnwl(place: str) -> FileSource:
     for path, split in ((chosen, train), (validation, test)):
         _check_classes(split, path, spec)
     _check_share(train, share, chosen, spec)
-    train = replace(train, truths=_truths(train, notes, spec))
+    train = replace(train, true_labels=_true_labels(train, notes, spec))
     preset = f"cnwl-{100 * share:.0f}"
     recipe = Recipe(READER, MEAN, STD, preset if preset in PRESETS else "cnwl-40")
     return FileSource(f"cnwl-{share:g}", {"train": train, "test": test}, recipe)
@@ -139,7 +139,7 @@ def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
     return notes
 
 
-def _truths(
+def _true_labels(
     train: LabelledFiles, notes: dict[str, list[tuple[str, bool]]], spec: str
 ) -> tuple[str | None, ...]:
     found: list[str | None] = []

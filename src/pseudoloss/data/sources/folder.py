@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from pseudoloss.data.decoding import shown
+from pseudoloss.data.decoding import printable
 from pseudoloss.data.scanning import LabelledFiles, name_of
 from pseudoloss.errors import InputError, reason
 
@@ -33,7 +33,7 @@ def folder_splits(root: Path, where: str) -> dict[str, LabelledFiles]:
     named = [path for path in folders if path.name.lower() in SPLIT_NAMES]
     if not named or not (len(named) == len(folders) or any(_folders(p, where) for p in named)):
         return {"train": class_folders(root, root, where)}
-    others = [shown(path.name) for path in folders if path not in named]
+    others = [printable(path.name) for path in folders if path not in named]
     if others:
         listed = ", ".join(others[:MAX_LISTED]) + (", …" if len(others) > MAX_LISTED else "")
         raise InputError(
@@ -75,8 +75,8 @@ def class_folders(root: Path, base: Path, where: str) -> LabelledFiles:
     for folder in folders:
         inside = files_below(folder)
         paths += inside
-        labels += [shown(folder.name)] * len(inside)
-        empty += [] if inside else [shown(folder.name)]
+        labels += [printable(folder.name)] * len(inside)
+        empty += [] if inside else [printable(folder.name)]
     names = tuple(name_of(path, base) for path in paths)
     return LabelledFiles(tuple(paths), names, tuple(labels), _loose(root, base), tuple(empty))
 
@@ -120,4 +120,4 @@ def _hidden(name: str) -> bool:
 
 
 def _refuse(error: OSError) -> NoReturn:
-    raise InputError(f"{shown(error.filename)}: cannot be read ({reason(error)})") from None
+    raise InputError(f"{printable(error.filename)}: cannot be read ({reason(error)})") from None

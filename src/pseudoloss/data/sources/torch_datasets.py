@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pseudoloss.data.decoding import Item, UnreadableError, header, hushed
+from pseudoloss.data.decoding import Item, UnreadableError, header, no_warnings
 from pseudoloss.data.items import Rows, as_content
 from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
 from pseudoloss.errors import InputError
@@ -34,7 +34,7 @@ def labelled_items(dataset: Any, where: str, progress: Progress = no_progress) -
     targets = None if has_transform else _attribute(dataset, "targets")
     files = _attribute(dataset, "samples")
     items, labels = [], []
-    with hushed():
+    with no_warnings():
         for i in range(len(dataset)):
             item = Item(partial(_image, rows, i))
             label = None if targets is None else targets[i]
