@@ -39,10 +39,10 @@ import machine
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, ReadOptions, find_source
 from pseudoloss.engine.choices import choose_reader
-from pseudoloss.engine.trainer import Trainer, see
-from pseudoloss.engine.training import private_chance
-from pseudoloss.methods import Batch, ViewBatch
-from pseudoloss.methods.mixup import mix
+from pseudoloss.engine.randomness import isolated_torch
+from pseudoloss.engine.steps import forward
+from pseudoloss.engine.trainer import Prepared, Trainer
+from pseudoloss.methods.base import NET, Batch, Mix, ViewBatch
 from pseudoloss.nn.views import (
     CROP_AREA,
     CROP_RATIO,
@@ -99,23 +99,28 @@ def measure(epoch: Any, images: int, device: torch.device, turns: int) -> dict[s
 
 
 def ours(folder: Path, settings: Settings, turns: int, train: bool = True) -> dict[str, Any]:
-    with private_chance(), Trainer(read(folder, settings), settings, SilentReporter()) as trainer:
-        device = trainer.device
+    with isolated_torch(), Trainer(read(folder, settings), settings, SilentReporter()) as trainer:
+        device, (step, feed, _) = trainer.device, main_step(trainer)
 
         def epoch(turn: int) -> None:
             if train:
                 trainer.train_epoch(settings.warmup_epochs + turn)
                 return
             random = torch.Generator(device).manual_seed(turn)
-            order_N = torch.randperm(len(trainer.pixels), generator=random, device=device)
-            trainer.order_SB.copy_(order_N[: trainer.order_SB.numel()].view_as(trainer.order_SB))
-            trainer.step.zero_()
-            trainer._draw(random)
-            for _ in trainer.pixels.batches(trainer.order_SB):
-                trainer.method.show(trainer.views, trainer._batch(0))
-                trainer.step += 1
+            for _ in feed.batches(step, trainer.state, random):
+                for part in range(feed.parts):
+                    step.show(trainer.views, feed.batch(part))
+                feed.step += 1
 
-        return measure(epoch, trainer.steps * settings.batch_size, device, turns)
+        images = feed.steps(trainer.state) * settings.batch_size
+        return measure(epoch, images, device, turns)
+
+
+def main_step(trainer: Trainer) -> Prepared:
+    """The step after the warm-up."""
+    number, _ = trainer.phase_of(trainer.settings.warmup_epochs)
+    (prepared,) = trainer.steps[number]
+    return prepared
 
 
 class ThreeViews:
@@ -151,8 +156,9 @@ def loader(
 ) -> dict[str, Any]:
     """The usual loop: a DataLoader that makes three views, and plain calls."""
     plain = replace(settings, accelerate="off", images="host")
-    with private_chance(), Trainer(read(folder, plain), plain, SilentReporter()) as trainer:
-        device, method = trainer.device, trainer.method
+    with isolated_torch(), Trainer(read(folder, plain), plain, SilentReporter()) as trainer:
+        device, (step, _, _) = trainer.device, main_step(trainer)
+        network, optimiser = trainer.networks[NET], trainer.optimisers[NET]
         batches: DataLoader[Any] = DataLoader(
             WithIndex(str(folder), ThreeViews(trainer)),
             batch_size=settings.batch_size,
@@ -164,7 +170,7 @@ def loader(
         )
 
         def epoch(turn: int) -> None:
-            trainer.network.train()
+            network.train()
             for views, index_B in batches:
                 first, second, strong = (
                     view.to(device, non_blocking=True, memory_format=torch.channels_last)
@@ -174,14 +180,14 @@ def loader(
                     continue
                 index_B = index_B.to(device, non_blocking=True)
                 partner_B = torch.randperm(len(index_B), device=device)
-                lam = torch.rand((), device=device)
-                given_B = trainer.given_N[index_B]
-                batch = Batch(index_B, first, given_B, partner_B, lam, index_B[:, None])
-                view_batch = ViewBatch([first, second], [mix(first, partner_B, lam), strong])
-                outputs = see(trainer.network, view_batch)
-                trainer.optimiser.zero_grad(set_to_none=True)
-                method.loss(outputs, batch, trainer.memory).backward()
-                trainer.optimiser.step()
+                mix = Mix(partner_B, step.lambdas[0](torch.rand((), device=device)))
+                # The loss does not look at the images and random numbers of the batch.
+                batch = Batch(index_B, first, trainer.given_N[index_B], (mix,), index_B[:, None])
+                shown = ViewBatch([first, second], [mix.of(first), strong])
+                outputs = {NET: forward(network, shown, step.no_grad_in_eval)}
+                optimiser.zero_grad(set_to_none=True)
+                step.loss(outputs, batch, trainer.state).backward()
+                optimiser.step()
 
         return measure(epoch, len(batches) * settings.batch_size, device, turns)
 

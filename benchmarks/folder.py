@@ -26,7 +26,7 @@ from PIL import Image
 import machine
 import pseudoloss as pl
 from pseudoloss.data import ImageSet, open_source
-from pseudoloss.engine.evaluate import auc
+from pseudoloss.scores import auc
 
 CLASSES = (
     *("apple", "bicycle", "bottle", "castle", "keyboard"),

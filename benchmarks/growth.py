@@ -4,11 +4,15 @@
 
 On the CPU and, if there is one, on the GPU:
 
-- the state that PLS keeps per image (`memory.py`): bytes per image, including its given label;
+- the state that PLS keeps per image (`methods/pseudo_labels.py`): bytes per image, including its
+  given label;
 - the mixtures of both stages, the first over all images, the second over half of them: seconds, and
   peak memory including the results;
 - the views of a step, two weak and one strong: milliseconds per image;
 - pseudo-labels: storing a batch and computing its pseudo-loss, milliseconds per batch.
+
+The state has two forms, and both are measured: "whole" keeps the pseudo-label of every class, and
+"bounded" only those of the most likely classes. A run uses the whole form up to a size limit.
 
 Times are medians over several calls. Peak memory on the CPU is the growth of the resident set, in a
 separate process that returns freed memory at once.
@@ -40,9 +44,10 @@ from pseudoloss.experiments.drawing import (
     label_ends,
     save,
 )
-from pseudoloss.methods.memory import Memory
+from pseudoloss.methods.base import tensors_of
 from pseudoloss.methods.mixture import fit_two_modes
 from pseudoloss.methods.pls import pseudo_loss
+from pseudoloss.methods.pseudo_labels import PLSState
 from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS, Views
 
 IMAGES = (10**4, 10**5, 10**6, 10**7)
@@ -54,7 +59,12 @@ PSEUDO_LABELS = 256  # per batch
 SECONDS = 2.0  # per measurement, and at least three calls
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
-RENAMED_KEYS = {"guesses": "pseudo_labels", "bytes_an_image": "bytes_per_image"}  # of old files
+FORMS = {"bounded": 0, "whole": 2**62}  # bytes up to which pseudo-labels are kept whole
+RENAMED_KEYS = {  # of old files
+    "guesses": "pseudo_labels",
+    "bytes_an_image": "bytes_per_image",
+    "remember_ms": "store_ms",
+}
 
 Rows = list[dict[str, Any]]
 
@@ -75,10 +85,7 @@ def main() -> None:
     if args.read:
         if not args.plot:
             parser.error("--read needs --plot")
-        text = args.read.read_text()
-        for old, new in RENAMED_KEYS.items():
-            text = text.replace(f'"{old}"', f'"{new}"')
-        plot(json.loads(text), args.plot)
+        plot(read_result(args.read), args.plot)
         return
     images, classes, sizes = QUICK if args.quick else (IMAGES, CLASSES, SIZES)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -87,7 +94,12 @@ def main() -> None:
         "memory": memory_rows(images, classes),
         "mixtures": [mixture_row(n, device) for device in devices for n in images],
         "views": [view_row(size, device) for device in devices for size in sizes],
-        "pseudo_labels": [pseudo_label_row(c, device) for device in devices for c in classes],
+        "pseudo_labels": [
+            pseudo_label_row(c, device, form)
+            for device in devices
+            for form in FORMS
+            for c in classes
+        ],
     }
     machine.write(args.out, result, {str(args.plot): f"docs/{Path(args.plot or '').name}"})
     if args.plot:
@@ -106,11 +118,13 @@ def memory_rows(images: Sequence[int], classes: Sequence[int]) -> Rows:
     rows = []
     for n in images:
         for c in classes:
-            given_N = torch.arange(n) % c
-            tensors = [given_N, *Memory.of(given_N, c).tensors().values()]
-            size = sum(tensor.nbytes for tensor in tensors) / n
-            row = {"images": n, "classes": c, "bytes_per_image": size}
-            rows.append(show(row, f"state     {n:>10,} images {c:>7,} classes  {size:.0f} bytes"))
+            for form, whole in FORMS.items():
+                given_N = torch.arange(n, device="meta") % c  # sizes alone: nothing is allocated
+                tensors = [given_N, *tensors_of(PLSState.begin(given_N, c, whole)).values()]
+                size = sum(tensor.nbytes for tensor in tensors) / n
+                row = {"form": form, "images": n, "classes": c, "bytes_per_image": size}
+                text = f"state     {n:>10,} images {c:>7,} classes  {form:7}  {size:,.0f} bytes"
+                rows.append(show(row, text))
     return rows
 
 
@@ -149,26 +163,27 @@ def view_row(size: int, device: str) -> dict[str, Any]:
     )
 
 
-def pseudo_label_row(c: int, device: str) -> dict[str, Any]:
+def pseudo_label_row(c: int, device: str, form: str) -> dict[str, Any]:
     random = torch.Generator(device).manual_seed(0)
     n = 100 * PSEUDO_LABELS
-    memory = Memory.of(torch.arange(n, device=device) % c, c)
+    state = PLSState.begin(torch.arange(n, device=device) % c, c, FORMS[form])
     index_B = torch.randperm(n, generator=random, device=device)[:PSEUDO_LABELS]
     logits_BC = 3 * torch.randn(PSEUDO_LABELS, c, generator=random, device=device)
     pseudo_BC = logits_BC.softmax(1)
     batch = slice(0, PSEUDO_LABELS)
-    store = 1e3 * clock(lambda: memory.remember_guesses(index_B, pseudo_BC), device)
-    compute = 1e3 * clock(lambda: pseudo_loss(memory.guesses(batch), logits_BC), device)
+    store = 1e3 * clock(lambda: state.store(index_B, pseudo_BC), device)
+    compute = 1e3 * clock(lambda: pseudo_loss(state.pseudo_labels(batch), logits_BC), device)
     row = {
         "device": device,
+        "form": form,
         "classes": c,
         "batch": PSEUDO_LABELS,
-        "remember_ms": store,
+        "store_ms": store,
         "pseudo_loss_ms": compute,
     }
     return show(
         row,
-        f"pseudo-labels {c:>6,} classes on {device:4}  storing {store:.3f} ms  "
+        f"pseudo-labels {c:>6,} classes on {device:4}  {form:7}  storing {store:.3f} ms  "
         f"pseudo-loss {compute:.3f} ms  per batch of {PSEUDO_LABELS}",
     )
 
@@ -248,8 +263,23 @@ DEVICES = {"cpu": ("CPU", VERMILION), "cuda": ("GPU", BLUE)}
 STYLES = ("-", "--")  # of the first and the second quantity in a panel
 
 
+def read_result(file: Path) -> dict[str, Any]:
+    """A result file; older versions measured only the bounded form, and had other keys."""
+    text = file.read_text()
+    for old, new in RENAMED_KEYS.items():
+        text = text.replace(f'"{old}"', f'"{new}"')
+    result: dict[str, Any] = json.loads(text)
+    for row in (*result["memory"], *result["pseudo_labels"]):
+        row.setdefault("form", "bounded")
+    return result
+
+
+def rows_of(rows: Rows, form: str) -> Rows:
+    return [row for row in rows if row["form"] == form]
+
+
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Six panels with logarithmic axes."""
+    """Six panels with logarithmic axes. All but the first show the bounded form."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -302,24 +332,26 @@ def device_lines(
 def memory_per_image(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
     most = max(row["images"] for row in result["memory"])
     rows = [row for row in result["memory"] if row["images"] == most]
-    classes = [row["classes"] for row in rows]
+    bounded, whole = rows_of(rows, "bounded"), rows_of(rows, "whole")
+    classes = [row["classes"] for row in bounded]
+    stored = [row["bytes_per_image"] for row in bounded]
+    dotted = {"color": GREY, "linestyle": ":"}
     axis.set(title="State of one image", xlabel="classes", ylabel="bytes")
+    if whole:
+        all_stored = [row["bytes_per_image"] for row in whole]
+        return [
+            line(axis, classes, stored, "bounded"),
+            line(axis, classes, all_stored, "whole", **dotted),
+        ]
     return [
-        line(axis, classes, [row["bytes_per_image"] for row in rows], "stored"),
-        line(
-            axis,
-            classes,
-            [4 * c for c in classes],
-            "one float\nper class",
-            color=GREY,
-            linestyle=":",
-        ),
+        line(axis, classes, stored, "stored"),
+        line(axis, classes, [4 * c for c in classes], "one float\nper class", **dotted),
     ]
 
 
 def memory_of_all_images(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
     most = max(row["classes"] for row in result["memory"])
-    rows = [row for row in result["memory"] if row["classes"] == most]
+    rows = [row for row in rows_of(result["memory"], "bounded") if row["classes"] == most]
     total = [row["bytes_per_image"] * row["images"] / 1e6 for row in rows]
     axis.set(title="State of all images", xlabel="images", ylabel="MB")
     return [line(axis, [row["images"] for row in rows], total, f"{most:,}\nclasses")]
@@ -327,8 +359,8 @@ def memory_of_all_images(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
 
 def pseudo_label_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:
     axis.set(title=f"{PSEUDO_LABELS} pseudo-labels", xlabel="classes", ylabel="ms")
-    quantities = {"remember_ms": "storing", "pseudo_loss_ms": "pseudo-loss"}
-    return device_lines(axis, result["pseudo_labels"], "classes", quantities)
+    quantities = {"store_ms": "storing", "pseudo_loss_ms": "pseudo-loss"}
+    return device_lines(axis, rows_of(result["pseudo_labels"], "bounded"), "classes", quantities)
 
 
 def mixture_times(axis: Any, result: dict[str, Any]) -> list[EndLabel]:

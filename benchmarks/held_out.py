@@ -22,8 +22,8 @@ import machine
 import pseudoloss as pl
 from pseudoloss.data import corrupt, open_source
 from pseudoloss.data.images import with_held_out
-from pseudoloss.engine.evaluate import auc
 from pseudoloss.methods.mixture import fit_two_modes
+from pseudoloss.scores import auc
 
 CASES = (("pls", 0.4), ("pls", 0.05), ("ce", 0.4))
 SHARE = 0.1
@@ -78,6 +78,7 @@ def measure(method: str, noise: float, seeds: list[int], epochs: int | None) -> 
         changes = {} if epochs is None else {"epochs": epochs}
         run = pl.train(data, preset="digits", method=method, seed=seed, quiet=True, **changes)
         assert data.test is not None
+        threshold = run.settings.method_settings.threshold
         loss, wrong = {}, {}
         tables = {part: run.labels[run.labels["part"] == part] for part in rows}
         for (part, table), images in zip(tables.items(), (data.train, data.test), strict=True):
@@ -98,7 +99,7 @@ def measure(method: str, noise: float, seeds: list[int], epochs: int | None) -> 
             for fit, p_noisy in FITS.items():
                 for some in subsets:
                     p_some = p_noisy(loss["train"], loss["held-out"][some])
-                    flagged = p_some > run.settings.threshold
+                    flagged = p_some > threshold
                     fits[size][fit] += count(flagged, wrong["held-out"][some])
     return {
         "method": method,

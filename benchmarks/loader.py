@@ -10,7 +10,7 @@ worker processes. Both take turns; the results are images per second, medians ov
 The last rows are a whole epoch of PLS on digits, on the CPU. Network, losses and update are the
 same; only the source of the views differs. The loader has its own order of images, so the training
 is meaningless, and only the time counts. Worker processes and torch's threads can slow each other
-down, so the loader is also measured with one thread; ours uses all threads.
+down, so the loader is also measured with one thread. Ours uses as many threads as training does.
 """
 
 import argparse
@@ -34,9 +34,10 @@ from torchvision import transforms as T
 
 import machine
 from pseudoloss.data import corrupt, open_source
-from pseudoloss.engine.capture import capture, compiled
+from pseudoloss.engine.capture import capture, compiled, first_try
+from pseudoloss.engine.randomness import isolated_torch
+from pseudoloss.engine.steps import make_step
 from pseudoloss.engine.trainer import Trainer
-from pseudoloss.engine.training import private_chance
 from pseudoloss.nn.views import (
     CROP_AREA,
     CROP_RATIO,
@@ -112,12 +113,13 @@ def batched(images_NCHW: Tensor, views: Views, batch: int) -> Callable[[], None]
     device, N = images_NCHW.device, len(images_NCHW)
     index_B = torch.zeros(batch, dtype=torch.long, device=device)
     draws_BK = torch.zeros(batch, 2 * WEAK_DRAWS + STRONG_DRAWS, device=device)
-    make = three_views if device.type == "cpu" else compiled(three_views, notice)
 
-    def step() -> Three:
+    def step(make: Callable[[Views, Tensor, Tensor], Three]) -> Three:
         return make(views, images_NCHW[index_B], draws_BK)
 
-    call = step if device.type == "cpu" else capture(step, notice)
+    call: Callable[[], Three] = partial(step, three_views)
+    if device.type == "cuda":
+        call = capture(first_try(partial(step, compiled(three_views)), call, notice), notice)
 
     def run() -> None:
         order_N = torch.randperm(N, device=device)
@@ -168,20 +170,35 @@ def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[int
         keep = slice(0, 2 * settings.batch_size)
         train = type(train)(train.images_NCHW[keep], train.given_N[keep], train.classes)
     trainer = Trainer(type(data)(data.name, train), settings, SilentReporter())
-    views, epoch, threads = trainer.views, settings.warmup_epochs, torch.get_num_threads()
-    batches = loader(train.images_NCHW, views, settings.batch_size, workers, pin=False)
+    batches = loader(train.images_NCHW, trainer.views, settings.batch_size, workers, pin=False)
+    epoch, threads = settings.warmup_epochs, torch.get_num_threads()
+    phase, _ = trainer.phase_of(epoch)
+    ((step, feed, our_call),) = trainer.steps[phase]
 
     def ours() -> None:
-        trainer.views = views
+        trainer.steps[phase] = [(step, feed, our_call)]
         trainer.train_epoch(epoch)
 
     def with_loader(count: int) -> None:
-        trainer.views = LoaderViews(batches)
+        call = make_step(
+            step,
+            feed,
+            trainer.networks,
+            trainer.optimisers,
+            trainer.method.ema,
+            LoaderViews(batches),  # type: ignore[arg-type]
+            trainer.state,
+            trainer.loss_sum,
+            trainer.accelerate,
+            notice,
+            lambda: None,
+        )
+        trainer.steps[phase] = [(step, feed, call)]
         torch.set_num_threads(count)
         trainer.train_epoch(epoch)
         torch.set_num_threads(threads)
 
-    return ours, with_loader, trainer.steps * settings.batch_size
+    return ours, with_loader, feed.steps(trainer.state) * settings.batch_size
 
 
 def take_turns(
@@ -234,7 +251,7 @@ def main() -> None:
 
     print(f"{'images per second':42} {'ours':>12} {'DataLoader':>12} {'ratio':>8}")
     rows = []
-    with private_chance():
+    with isolated_torch():
         torch.manual_seed(0)
         for device in devices:
             for name, (images, B, pad, flip) in sets.items():
@@ -245,8 +262,9 @@ def main() -> None:
                 other = one_by_one(images, views, B, args.workers)
                 made = len(images) // B * B
                 rows.append(take_turns(f"views, {name}, {device}", ours, other, made, turns))
+        all_threads = torch.get_num_threads()  # training on small images uses only one
         ours, with_loader, made = epochs(args.workers, args.quick)
-        for count in dict.fromkeys((torch.get_num_threads(), 1)):
+        for count in dict.fromkeys((all_threads, 1)):
             threads = f"{count} thread{'s' if count > 1 else ''}"
             name = f"epoch of digits, cpu, loader with {threads}"
             rows.append(take_turns(name, ours, partial(with_loader, count), made, turns))
