@@ -227,7 +227,7 @@ BAD = {
     "config": (["train", "digits", "--out", "RUN", "--config", "no.toml"], "--config no.toml"),
     "device": (["train", "digits", "--out", "RUN", "--device", "cuda:99"], "--device cuda:99"),
     "cifar": (["train", "cifar100:nowhere", "--out", "RUN"], "cifar100:nowhere: no such folder"),
-    "cifar without a place": (["train", "cifar10", "--out", "RUN"], "as cifar10:DIR"),
+    "cifar without a place": (["train", "cifar10", "--out", "RUN"], "as in cifar10:DIR"),
     "no file": (["train", "no.npz", "--out", "RUN"], "no.npz: no such file"),
     "demo": (["demo", "--ot", "RUN"], "--ot"),
     "demo seed": (["demo", "--out", "RUN", "--seed", "-4"], "--seed must be"),
