@@ -1,3 +1,5 @@
+"""Label noise and out-of-distribution images for experiments."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,7 @@ SEEDS = st.integers(0, 99)
 
 
 def image_set(n=1000, classes=10, superclasses=None):
-    """Every image shows its index (in two bytes), so that one sees which were replaced."""
+    """Every image contains its index (in two bytes), so that replaced images can be found."""
     images = np.zeros((n, 8, 8), np.uint8)
     images[:, 0, 0], images[:, 0, 1] = np.arange(n) % 200, np.arange(n) // 200
     data = arrays(images, np.arange(n) % classes, classes=[f"c{i}" for i in range(classes)])
@@ -24,7 +26,7 @@ def image_set(n=1000, classes=10, superclasses=None):
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    """2,000 images that no set has: 250 and more in every pixel but two, which say which it is."""
+    """2,000 other images: 250 in every pixel but two, which contain the index."""
     images = np.full((2000, 8, 8), 250, np.uint8)
     images[:, 1, 0], images[:, 1, 1] = np.arange(2000) % 200, np.arange(2000) // 200
     path = tmp_path_factory.mktemp("pool") / "pool.npy"
@@ -35,8 +37,8 @@ def pool(tmp_path_factory):
 # ------------------------------------------------------------------------------------ labels
 
 
-def test_symmetric_draws_from_all_classes():
-    """Row 18: the draw can return the true class, so the true rate is r·(C-1)/C."""
+def test_symmetric_noise_replaces_by_any_class():
+    """Row 18: the random class can be the true one, so r·(C-1)/C of the labels are wrong."""
     clean = image_set(100_000, 10)
     noisy = corrupt(clean, "symmetric:0.5", seed=1)
     assert noisy.noise_rate == pytest.approx(0.45, abs=0.01)
@@ -48,14 +50,14 @@ def test_symmetric_draws_from_all_classes():
 
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(4, 300), classes=st.integers(2, 9), rate=RATES, seed=SEEDS)
-def test_symmetric_exact_moves_exactly_so_many(n, classes, rate, seed):
+def test_symmetric_exact_changes_the_exact_number_of_labels(n, classes, rate, seed):
     clean = image_set(n, classes)
     noisy = corrupt(clean, f"symmetric-exact:{rate}", seed)
     assert (noisy.given_N != clean.given_N).sum() == round(rate * n)
     assert ((noisy.given_N >= 0) & (noisy.given_N < classes)).all()
 
 
-def test_symmetric_exact_moves_to_each_other_class_equally():
+def test_symmetric_exact_uses_all_other_classes_equally():
     noisy = corrupt(image_set(90_000, 10), "symmetric-exact:1", seed=3)
     distance = (noisy.given_N - noisy.true_N) % 10
     counts = torch.bincount(distance, minlength=10)
@@ -66,7 +68,7 @@ def test_symmetric_exact_moves_to_each_other_class_equally():
 @settings(max_examples=60, deadline=None)
 @given(group=st.lists(st.integers(0, 4), min_size=2, max_size=40))
 def test_the_next_class_stays_in_its_group(group):
-    """It is a permutation; following it from a class visits its group, and nothing else."""
+    """It is a permutation; starting at a class, it visits all of its group and nothing else."""
     group = np.array(group)
     following = next_in_group(group)
     assert sorted(following) == list(range(len(group)))
@@ -81,7 +83,7 @@ def test_the_next_class_stays_in_its_group(group):
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(20, 300), classes=st.integers(2, 20), rate=RATES, seed=SEEDS)
 def test_asymmetric_noise_stays_in_its_group(n, classes, rate, seed):
-    """A label stays or becomes the next one of its group, the slow way."""
+    """A label stays or becomes the next class of its group; computed with a slow loop."""
     superclasses = tuple(np.random.default_rng(seed).integers(0, 4, classes).tolist())
     clean = image_set(n, classes, superclasses)
     groups = {
@@ -98,7 +100,7 @@ def test_asymmetric_noise_stays_in_its_group(n, classes, rate, seed):
 
 
 @pytest.mark.parametrize("kind", ["asymmetric", "asymmetric-blocks", "pair"])
-def test_asymmetric_noise_hits_as_often_as_asked(kind):
+def test_asymmetric_noise_has_the_given_rate(kind):
     clean = image_set(100_000, 10, (0, 0, 1, 1, 2, 2, 2, 1, 1, 0))
     assert corrupt(clean, f"{kind}:0.4", 1).noise_rate == pytest.approx(0.4, abs=0.01)
     assert corrupt(clean, f"{kind}:1", 1).noise_rate == 1
@@ -111,7 +113,7 @@ def test_asymmetric_noise_needs_superclasses():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_seed_decides(kind, pool):
+def test_same_seed_same_noise(kind, pool):
     clean = image_set(superclasses=(0, 1) * 5)
     for noise, place in ((f"{kind}:0.4", None), (f"{kind}:0.4+out:0.2", pool)):
         a, b, other = (corrupt(clean, noise, seed, place) for seed in (1, 1, 2))
@@ -121,12 +123,12 @@ def test_the_seed_decides(kind, pool):
         assert not torch.equal(a.given_N, other.given_N)
 
 
-def test_the_truth_is_kept_beside():
+def test_true_labels_are_kept():
     clean = image_set()
     noisy = corrupt(clean, "symmetric:0.4", 1)
     assert torch.equal(noisy.true_N, clean.given_N)
     assert noisy.images_NCHW is clean.images_NCHW
-    assert clean.true_N is None  # the clean set is as it was
+    assert clean.true_N is None  # the clean set is unchanged
     twice = corrupt(noisy, "symmetric:0.4", 2)
     assert torch.equal(twice.true_N, clean.given_N)
     assert twice.noise_rate > noisy.noise_rate
@@ -152,8 +154,8 @@ def test_no_noise_changes_nothing():
 def test_images_are_replaced_and_keep_their_labels(pool, n, kind, inside, out, seed):
     inside = min(inside, 100 - out)
     clean = image_set(n, 5, (0, 0, 1, 1, 1))
-    words = f"{kind}:{inside / 100}+out:{out / 100}" if kind else f"out:{out / 100}"
-    noisy = corrupt(clean, words, seed, pool)
+    noise = f"{kind}:{inside / 100}+out:{out / 100}" if kind else f"out:{out / 100}"
+    noisy = corrupt(clean, noise, seed, pool)
     is_out = noisy.true_N == OUT
     replaced = (noisy.images_NCHW != clean.images_NCHW).flatten(1).any(1)
     assert int(is_out.sum()) == round(out / 100 * n)
@@ -162,24 +164,24 @@ def test_images_are_replaced_and_keep_their_labels(pool, n, kind, inside, out, s
     assert torch.equal(noisy.true_N[~is_out], clean.given_N[~is_out])
     drawn = noisy.images_NCHW[is_out]
     assert (drawn[:, 0, 0, 2] == 250).all()
-    assert len(drawn.unique(dim=0)) == len(drawn)  # no image of the pool comes twice
+    assert len(drawn.unique(dim=0)) == len(drawn)  # no image of the pool is used twice
     if kind == "symmetric-exact":
         assert round(noisy.noise["in"] * n) == pytest.approx(inside / 100 * n, abs=1.01)
 
 
-def test_rates_are_of_all_images(pool):
-    """Row 18: r_in/(1-r_out) among the images that stay; a tenth of the draws is right again."""
+def test_rates_are_shares_of_all_images(pool):
+    """Row 18: the rate is r_in/(1-r_out) among the other images, of which a tenth stays correct."""
     noisy = corrupt(image_set(4000), "symmetric:0.3+out:0.4", 1, pool)
     assert noisy.noise["out"] == 0.4
     assert noisy.noise["in"] == pytest.approx(0.9 * 0.3, abs=0.03)
     assert noisy.noise_rate == pytest.approx(sum(noisy.noise.values()))
 
 
-def test_the_truth_is_not_known_without_a_word():
+def test_noise_is_unknown_without_true_labels():
     assert image_set().noise == {"in": None, "out": None}
 
 
-def test_the_pool_is_wanted_exactly_when_it_is_used(pool):
+def test_pool_is_required_exactly_if_it_is_used(pool):
     clean = image_set(100)
     with pytest.raises(InputError, match=r"--corrupt out:0.2: needs --pool"):
         corrupt(clean, "out:0.2", 1)
@@ -190,7 +192,7 @@ def test_the_pool_is_wanted_exactly_when_it_is_used(pool):
         corrupt(image_set(6000), "out:0.5", 1, pool)
 
 
-# ------------------------------------------------------------------------------------- words
+# ----------------------------------------------------------------------------------- parsing
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_the_pool_is_wanted_exactly_when_it_is_used(pool):
         ("labels:", "expected labels:FILE.csv"),
     ],
 )
-def test_bad_noise(noise, message):
+def test_invalid_noise_is_refused(noise, message):
     with pytest.raises(InputError, match=rf"--corrupt {noise}.*({message})"):
         parse_noise(noise.replace("\\", ""))
 
@@ -226,5 +228,5 @@ def test_bad_noise(noise, message):
         ("labels:a+out:b.csv", Noise("labels", file="a+out:b.csv")),
     ],
 )
-def test_words(noise, wanted):
+def test_parse_noise(noise, wanted):
     assert parse_noise(noise) == wanted

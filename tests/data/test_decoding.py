@@ -1,4 +1,4 @@
-"""One image file at a time: every format and mode, and files that are no images."""
+"""Decoding image files: every format and mode, and files that are not images."""
 
 import io
 import os
@@ -23,7 +23,7 @@ READER = Reader(3, (16, 16))
 
 
 def picture(width=16, height=16):
-    """Colours that change slowly, so that JPEG keeps them."""
+    """An image with slow colour changes, which JPEG preserves."""
     y, x = np.mgrid[0 : 1 : complex(height), 0 : 1 : complex(width)]
     return np.stack([40 + 180 * x, 200 - 150 * y, 60 + 100 * x * y], 2).astype(np.uint8)
 
@@ -66,7 +66,7 @@ def test_formats(tmp_path, name, kind, off):
 
 
 @pytest.mark.parametrize(("suffix", "feature"), [("jp2", "jpg_2000"), ("avif", "avif")])
-def test_formats_that_not_every_pillow_knows(tmp_path, suffix, feature):
+def test_formats_of_some_pillow_builds(tmp_path, suffix, feature):
     if not features.check(feature):
         pytest.skip(f"this Pillow has no {suffix}")
     path = saved(tmp_path / f"a.{suffix}", picture(32, 32))
@@ -74,21 +74,21 @@ def test_formats_that_not_every_pillow_knows(tmp_path, suffix, feature):
     assert np.abs(found - picture(32, 32)).mean() <= 4
 
 
-def test_a_jpeg_of_several_pictures(tmp_path):
+def test_first_picture_of_a_multi_picture_jpeg(tmp_path):
     pictures = [Image.new("RGB", (40, 40), colour) for colour in ("red", "lime")]
     pictures[0].save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=pictures[1:])
     assert header(tmp_path / "a.jpg").format == "MPO"
     assert np.abs(read(tmp_path / "a.jpg")[5, 5].astype(int) - (255, 0, 0)).max() <= 3
 
 
-def test_gif_has_the_colours_of_its_palette(tmp_path):
+def test_gif_colours(tmp_path):
     colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [10, 20, 30]], np.uint8)
     image = colours[np.arange(256).reshape(16, 16) % 4]
     path = saved(tmp_path / "a.gif", image)
     np.testing.assert_array_equal(read(path), image)
 
 
-def test_of_an_animation_the_first_picture_counts(tmp_path):
+def test_first_frame_of_an_animation(tmp_path):
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "lime", "blue")]
     for name in ("a.gif", "a.webp", "a.png"):
         path = tmp_path / name
@@ -96,7 +96,7 @@ def test_of_an_animation_the_first_picture_counts(tmp_path):
         assert read(path)[5, 5].tolist() == [255, 0, 0], name
 
 
-def test_a_tiff_of_several_pages(tmp_path):
+def test_first_page_of_a_tiff(tmp_path):
     pages = [Image.new("RGB", (16, 16), colour) for colour in ("red", "lime")]
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
     assert read(tmp_path / "a.tif")[5, 5].tolist() == [255, 0, 0]
@@ -131,7 +131,7 @@ def test_palette(tmp_path):
 
 
 @pytest.mark.parametrize("transparency", [0, b"\x00\xff", b"\x00"])
-def test_a_see_through_palette_lies_on_white(tmp_path, transparency):
+def test_transparent_palette_gets_a_white_background(tmp_path, transparency):
     image = Image.new("P", (16, 16), 1)
     image.putpalette([1, 2, 3, 200, 100, 50])
     image.paste(0, (0, 0, 8, 16))
@@ -141,7 +141,7 @@ def test_a_see_through_palette_lies_on_white(tmp_path, transparency):
     assert found[8, 12].tolist() == [200, 100, 50]
 
 
-def test_a_see_through_gif_lies_on_white(tmp_path):
+def test_transparent_gif_gets_a_white_background(tmp_path):
     image = Image.new("RGBA", (16, 16), (0, 0, 0, 0))
     image.paste((200, 0, 0, 255), (0, 0, 8, 16))
     path = saved(tmp_path / "a.gif", image)
@@ -149,7 +149,7 @@ def test_a_see_through_gif_lies_on_white(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
-def test_rgba_lies_on_white(tmp_path, suffix):
+def test_rgba_gets_a_white_background(tmp_path, suffix):
     image = np.full((16, 16, 4), (200, 100, 0, 255), np.uint8)
     image[:, :8, 3] = 0
     image[:8, :, 3] //= 2
@@ -161,7 +161,7 @@ def test_rgba_lies_on_white(tmp_path, suffix):
     assert np.abs(found - wanted).max() <= 1
 
 
-def test_grey_with_transparency_lies_on_white(tmp_path):
+def test_transparent_grey_gets_a_white_background(tmp_path):
     image = Image.merge("LA", [Image.new("L", (16, 16), 100), Image.new("L", (16, 16), 0)])
     image.paste((100, 255), (0, 0, 8, 16))
     path = saved(tmp_path / "a.png", image)
@@ -170,14 +170,14 @@ def test_grey_with_transparency_lies_on_white(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "colour"), [("L", 7), ("RGB", (7, 8, 9))])
-def test_one_colour_can_be_see_through(tmp_path, mode, colour):
+def test_transparent_colour_gets_a_white_background(tmp_path, mode, colour):
     image = Image.new(mode, (16, 16), colour)
     path = saved(tmp_path / "a.png", image, transparency=colour)
     assert read(path)[5, 5].tolist() == [255, 255, 255]
 
 
-def test_cmyk_has_the_right_colours(tmp_path):
-    """A photograph for print: cyan is the absence of red."""
+def test_cmyk_colours(tmp_path):
+    """An image for print: cyan is the absence of red."""
     colours = {"red": (0, 255, 255, 0), "cyan": (255, 0, 0, 0), "black": (0, 0, 0, 255)}
     wanted = {"red": (255, 0, 0), "cyan": (0, 255, 255), "black": (0, 0, 0)}
     for name, colour in colours.items():
@@ -187,7 +187,7 @@ def test_cmyk_has_the_right_colours(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_grey_of_16_bits(tmp_path, suffix):
+def test_16_bit_grey(tmp_path, suffix):
     deep = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     path = saved(tmp_path / f"a.{suffix}", deep)
     assert header(path).is_grey
@@ -196,15 +196,15 @@ def test_grey_of_16_bits(tmp_path, suffix):
     )
 
 
-def test_big_endian_grey_of_16_bits(tmp_path):
+def test_big_endian_16_bit_grey(tmp_path):
     deep = np.linspace(0, 65535, 256).astype(">u2").reshape(16, 16)
     image = Image.frombytes("I;16B", (16, 16), deep.tobytes())
     path = saved(tmp_path / "a.tif", image)
     assert read(path, channels=1)[[0, 15], [0, 15], 0].tolist() == [0, 255]
 
 
-def png_of_16_bits(rgb):
-    """PIL cannot write it."""
+def png_16_bit(rgb):
+    """A PNG file with 16 bits per channel, which PIL cannot write."""
     import struct
     import zlib
 
@@ -224,9 +224,9 @@ def png_of_16_bits(rgb):
     )
 
 
-def test_rgb_of_16_bits(tmp_path):
+def test_16_bit_rgb(tmp_path):
     path = tmp_path / "a.png"
-    path.write_bytes(png_of_16_bits(picture().astype(np.uint16) * 257))
+    path.write_bytes(png_16_bit(picture().astype(np.uint16) * 257))
     np.testing.assert_array_equal(read(path), picture())
 
 
@@ -246,14 +246,14 @@ def test_floats(tmp_path, values, wanted):
     assert read(path, channels=1)[::4, 0, 0].tolist() == wanted
 
 
-# ------------------------------------------------------------------------- turned and scaled
+# ------------------------------------------------------------------------ rotation and size
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
-def test_images_are_turned_as_the_camera_says(tmp_path, orientation, suffix):
-    """As it is stored, each is the picture turned away by its orientation."""
-    away = {
+def test_exif_orientation_is_applied(tmp_path, orientation, suffix):
+    """Each image is stored with the inverse of its orientation."""
+    inverse = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
         4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -263,7 +263,7 @@ def test_images_are_turned_as_the_camera_says(tmp_path, orientation, suffix):
         8: Image.Transpose.ROTATE_270,
     }
     image = Image.fromarray(picture(24, 16))
-    stored = image.transpose(away[orientation]) if orientation > 1 else image
+    stored = image.transpose(inverse[orientation]) if orientation > 1 else image
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"webp": {"lossless": True}, "jpg": {"quality": 95, "subsampling": 0}}
@@ -272,13 +272,13 @@ def test_images_are_turned_as_the_camera_says(tmp_path, orientation, suffix):
     assert np.abs(found - picture(24, 16)).max() <= 8
 
 
-def test_a_broken_exif_block_changes_nothing(tmp_path):
+def test_broken_exif_is_ignored(tmp_path):
     path = saved(tmp_path / "a.jpg", picture(), exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff", quality=95)
     with no_warnings():
         assert np.abs(read(path).astype(int) - picture()).max() <= 8
 
 
-def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path):
+def test_reduced_jpeg_decoding_gives_the_same_image(tmp_path):
     path = saved(tmp_path / "a.jpg", picture(640, 480), quality=92)
     image = Image.open(path)
     wanted = np.asarray(ImageOps.fit(image, (32, 32), Image.Resampling.BICUBIC)).astype(int)
@@ -286,7 +286,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path):
     assert np.abs(read(path, size=(32, 32)) - wanted).max() <= 6
 
 
-def test_crop_keeps_the_centre_and_stretch_all(tmp_path):
+def test_crop_keeps_the_centre_and_stretch_keeps_everything(tmp_path):
     image = np.zeros((16, 48, 3), np.uint8)
     image[:, 16:32] = 255  # a white square in the middle
     path = saved(tmp_path / "a.png", image)
@@ -297,7 +297,7 @@ def test_crop_keeps_the_centre_and_stretch_all(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 500), (500, 1), (3, 7)])
-def test_any_shape_becomes_the_size(tmp_path, size):
+def test_images_of_any_shape_get_the_size(tmp_path, size):
     path = saved(tmp_path / "a.png", Image.new("RGB", size, (9, 8, 7)))
     for fit in ("crop", "stretch"):
         assert (read(path, fit=fit) == (9, 8, 7)).all()
@@ -306,17 +306,17 @@ def test_any_shape_becomes_the_size(tmp_path, size):
 # ---------------------------------------------------------------------------------- not images
 
 
-def refused(path, reason):
-    """As a file, as bytes and at full size alike."""
-    for look in (READER.read, lambda path: full_pixels(path.read_bytes())):
+def assert_unreadable(path, reason):
+    """As a file, and as bytes at full size."""
+    for read_image in (READER.read, lambda path: full_pixels(path.read_bytes())):
         with pytest.raises(UnreadableError, match=reason):
-            look(path)
+            read_image(path)
 
 
 def test_an_empty_file(tmp_path):
     path = tmp_path / "a.jpg"
     path.touch()
-    refused(path, "empty file")
+    assert_unreadable(path, "empty file")
     with pytest.raises(UnreadableError, match="empty file"):
         header(path)
 
@@ -325,7 +325,7 @@ def test_an_empty_file(tmp_path):
 def test_text_with_the_suffix_of_an_image(tmp_path, content):
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
-    refused(path, "not an image")
+    assert_unreadable(path, "not an image")
     with pytest.raises(UnreadableError, match="not an image"):
         header(path)
 
@@ -336,23 +336,23 @@ def test_truncated_files(tmp_path, suffix):
     whole = saved(tmp_path / f"a.{suffix}", noise).read_bytes()
     path = tmp_path / f"half.{suffix}"
     path.write_bytes(whole[: len(whole) // 2])
-    refused(path, ".")
+    assert_unreadable(path, ".")
 
 
-def test_a_folder_and_a_file_that_is_not_there(tmp_path):
+def test_folders_and_missing_files(tmp_path):
     (tmp_path / "x.jpg").mkdir()
     for path, reason in ((tmp_path / "x.jpg", "s a directory"), (tmp_path / "no.jpg", "No such")):
-        for look in (READER.read, header):
+        for read_image in (READER.read, header):
             with pytest.raises(UnreadableError, match=reason):
-                look(path)
+                read_image(path)
 
 
-def test_formats_that_are_not_read(tmp_path):
-    """PIL would run Ghostscript for this one."""
+def test_unsupported_formats(tmp_path):
+    """PIL would start Ghostscript for EPS files."""
     path = saved(tmp_path / "a.eps", picture())
     with pytest.raises(UnreadableError, match="the format EPS is not supported"):
         header(path)
-    refused(path, "the format EPS is not supported")
+    assert_unreadable(path, "the format EPS is not supported")
 
 
 def bomb(width, height):
@@ -360,51 +360,51 @@ def bomb(width, height):
     import struct
     import zlib
 
-    content = bytearray(png_of_16_bits(picture().astype(np.uint16)))
+    content = bytearray(png_16_bit(picture().astype(np.uint16)))
     content[16:24] = struct.pack(">II", width, height)
     content[29:33] = struct.pack(">I", zlib.crc32(bytes(content[12:29])))
     return bytes(content)
 
 
-def test_a_bomb_is_not_unpacked(tmp_path):
+def test_decompression_bombs_are_refused(tmp_path):
     path = tmp_path / "bomb.png"
     path.write_bytes(bomb(100_000, 100_000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        refused(path, "too many pixels")
+        assert_unreadable(path, "too many pixels")
         with pytest.raises(UnreadableError, match="too many pixels"):
             header(path)
 
 
-def test_what_is_merely_large_gives_no_warning(tmp_path):
+def test_large_images_give_no_warning(tmp_path):
     path = tmp_path / "large.png"
     path.write_bytes(bomb(10_000, 10_000))
-    with warnings.catch_warnings(record=True) as heard, no_warnings():
+    with warnings.catch_warnings(record=True) as caught, no_warnings():
         assert header(path)[:2] == (10_000, 10_000)
-    assert heard == []
+    assert caught == []
 
 
 # --------------------------------------------------------------------------------------- items
 
 
-def test_items_of_bytes_and_of_images(tmp_path):
+def test_items_with_bytes_or_images(tmp_path):
     path = saved(tmp_path / "a.png", picture())
     items = [Item(path.read_bytes), Item(lambda: Image.fromarray(picture()))]
     for item in items:
         np.testing.assert_array_equal(READER.read(item).transpose(1, 2, 0), picture())
         assert header(item)[:3] == (16, 16, "RGB")
-    known = Item(lambda: pytest.fail("was asked"), header(path))
+    known = Item(lambda: pytest.fail("was loaded"), header(path))
     assert header(known) == header(path)
 
 
-def test_an_item_keeps_its_image():
+def test_reading_an_item_does_not_close_its_image():
     image = Image.fromarray(picture())
-    for _ in range(2):  # reading closes nothing of the owner's
+    for _ in range(2):  # the second read fails if the first closed the image
         READER.read(Item(lambda: image))
     assert image.getpixel((0, 0)) == tuple(picture()[0, 0])
 
 
-def test_full_pixels_are_those_of_the_file(tmp_path):
+def test_full_pixels(tmp_path):
     content = io.BytesIO()
     Image.fromarray(picture(40, 30)).save(content, "BMP")
     found, image = full_pixels(content.getvalue())
@@ -412,21 +412,21 @@ def test_full_pixels_are_those_of_the_file(tmp_path):
     np.testing.assert_array_equal(np.asarray(image), picture(40, 30))
 
 
-def test_paths_can_be_shown_whatever_they_are_made_of():
+def test_paths_of_any_bytes_are_printable():
     assert printable("a b\n'\"😀.jpg") == "a b\n'\"😀.jpg"
     assert printable(b"caf\xe9.jpg".decode("utf-8", "surrogateescape")) == r"caf\xe9.jpg"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes with names are POSIX's")
-def test_a_pipe_keeps_nobody_waiting(tmp_path):
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_pipes_do_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for look in (header, Reader(3, (8, 8)).read):
+    for read_image in (header, Reader(3, (8, 8)).read):
         with pytest.raises(UnreadableError, match="a pipe, not a file"):
-            look(tmp_path / "pipe")
+            read_image(tmp_path / "pipe")
 
 
-def test_the_square_in_the_centre():
-    """Against torchvision: the shorter side resized, then the centre."""
+def test_published_crop_equals_torchvision():
+    """The shorter side is resized, then the centre is cropped."""
     random = np.random.default_rng(0)
     for size in ((90, 60), (41, 77), (64, 64), (300, 40)):
         image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))

@@ -42,7 +42,7 @@ def test_half_precision_tensors():
         assert to_pixels(images.to(dtype), "x").unique().tolist() == [128]
 
 
-def test_the_users_array_is_copied():
+def test_arrays_are_copied():
     images = np.zeros((2, 8, 8), dtype=np.uint8)
     pixels = to_pixels(images, "x")
     images[:] = 9
@@ -68,19 +68,19 @@ def test_the_users_array_is_copied():
         (None, "one array of numbers"),
     ],
 )
-def test_bad_pixels(images, message):
+def test_invalid_pixels_are_refused(images, message):
     with pytest.raises(InputError, match=message):
         to_pixels(images, "set")
 
 
-def test_statistics_are_those_of_numpy():
+def test_channel_statistics_equal_numpy():
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 9, 8), dtype=np.uint8)
     mean, std = channel_statistics(levels_of(torch.from_numpy(images)))
     np.testing.assert_allclose(mean, (images / 255).mean((0, 2, 3)))
     np.testing.assert_allclose(std, (images / 255).std((0, 2, 3)))
 
 
-def test_a_blank_channel_can_be_normalised():
+def test_constant_channels_can_be_normalised():
     _, std = channel_statistics(levels_of(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)))
     assert std[0] > 0
 
@@ -88,7 +88,7 @@ def test_a_blank_channel_can_be_normalised():
 # ------------------------------------------------------------------------------------ labels
 
 
-def test_labels_become_places_among_the_sorted_values():
+def test_labels_become_indices_of_the_sorted_values():
     images = np.zeros((6, 8, 8), np.uint8)
     data = arrays(images, ["cat", "ant", "cat", "bee", "ant", "bee"])
     assert data.train.classes == ("ant", "bee", "cat")
@@ -101,7 +101,7 @@ def test_labels_become_places_among_the_sorted_values():
 @pytest.mark.parametrize(
     "labels", [torch.tensor([0, 1, 0, 1]), np.array([0.0, 1, 0, 1]), np.array([False, True] * 2)]
 )
-def test_kinds_of_labels(labels):
+def test_label_types(labels):
     assert arrays(np.zeros((4, 8, 8), np.uint8), labels).train.given_N.tolist() == [0, 1, 0, 1]
 
 
@@ -138,14 +138,14 @@ def test_kinds_of_labels(labels):
         ({"images": np.zeros((0, 8, 8), np.uint8), "labels": []}, "the dataset is empty"),
     ],
 )
-def test_bad_labels_are_named(changes, message):
+def test_invalid_labels_are_refused(changes, message):
     given = {"images": np.zeros((4, 8, 8), np.uint8), "labels": [0, 1, 0, 1]} | changes
     with pytest.raises(InputError, match=message) as error:
         arrays(given.pop("images"), given.pop("labels"), **given)
     assert "\n" not in str(error.value)
 
 
-def test_the_truth_may_be_that_no_class_is_right():
+def test_true_label_can_be_no_class():
     for labels, truth in (
         ([7, 3, 7, 3], [7, -1, 3, -1]),
         ([1, 0, 1, 0], np.array([1, -1, 0, -1.0])),
@@ -164,11 +164,11 @@ def test_the_truth_may_be_that_no_class_is_right():
         ([0, 0, 1, 1], ["a", "b", "c"], "class c has no image"),
     ],
 )
-def test_labels_that_cannot_be_learnt_from(labels, classes, message):
+def test_too_few_classes_or_images_are_refused(labels, classes, message):
     data = arrays(np.zeros((4, 8, 8), np.uint8), labels, classes=classes)
     with pytest.raises(InputError, match=message):
         open_source(data)
 
 
-def test_numbers_are_sorted_by_value():
+def test_class_names_that_are_numbers_are_sorted_by_value():
     assert in_order(["10", "9", "b", "a", "10"]) == ["9", "10", "a", "b"]

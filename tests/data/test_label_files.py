@@ -1,4 +1,4 @@
-"""Other labels for a set: of people, of a table."""
+"""Labels from files: human annotations and tables."""
 
 from dataclasses import replace
 
@@ -21,8 +21,8 @@ def image_set(paths=None, names=("ant", "bee", "cat", "dog"), truth=CLEAN):
 
 
 @pytest.fixture
-def people(tmp_path):
-    """Writes a file as those of CIFAR-N; None leaves a key out."""
+def human_file(tmp_path):
+    """Writes a file like those of CIFAR-N; a key with the value None is omitted."""
 
     def write(**changes):
         content = {"clean_label": CLEAN, "noisy_label": (CLEAN + (np.arange(40) < 10)) % 4}
@@ -33,20 +33,21 @@ def people(tmp_path):
     return write
 
 
-def test_human_labels(people):
-    noisy = corrupt(image_set(), people(), 1)
+def test_human_labels(human_file):
+    noisy = corrupt(image_set(), human_file(), 1)
     assert noisy.noise == {"in": 0.25, "out": 0}
     assert torch.equal(noisy.true_N, torch.from_numpy(CLEAN))
-    assert torch.equal(corrupt(image_set(), people(), 2).given_N, noisy.given_N)  # no chance in it
+    other_seed = corrupt(image_set(), human_file(), 2)
+    assert torch.equal(other_seed.given_N, noisy.given_N)
 
 
-def test_human_labels_are_named(people):
+def test_human_labels_can_be_chosen_by_name(human_file):
     aggregated = (CLEAN + (np.arange(40) < 2)) % 4
-    words = people(noisy_label=None, worse_label=(CLEAN + 1) % 4, aggre_label=aggregated)
-    assert corrupt(image_set(), words, 1).noise_rate == 1  # worse_label, where none is named
-    assert corrupt(image_set(), f"{words}:aggre_label", 1).noise_rate == 0.05
+    noise = human_file(noisy_label=None, worse_label=(CLEAN + 1) % 4, aggre_label=aggregated)
+    assert corrupt(image_set(), noise, 1).noise_rate == 1  # worse_label is the default
+    assert corrupt(image_set(), f"{noise}:aggre_label", 1).noise_rate == 0.05
     with pytest.raises(InputError, match=r"has no agre_label; did you mean aggre_label"):
-        corrupt(image_set(), f"{words}:agre_label", 1)
+        corrupt(image_set(), f"{noise}:agre_label", 1)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +65,12 @@ def test_human_labels_are_named(people):
         ({"noisy_label": CLEAN * 0}, "all labels are of one class"),
     ],
 )
-def test_bad_human_labels(people, changes, message):
+def test_invalid_human_labels_are_refused(human_file, changes, message):
     with pytest.raises(InputError, match=rf"--corrupt human:.*{message}"):
-        corrupt(image_set(), people(**changes), 1)
+        corrupt(image_set(), human_file(**changes), 1)
 
 
-def test_a_missing_file_says_where_it_is_published():
+def test_missing_human_labels_name_the_download_page():
     with pytest.raises(InputError, match=r"CIFAR-100_human.pt; .*http://www.noisylabels.com"):
         corrupt(image_set(), "human:nowhere.pt", 1)
 
@@ -91,7 +92,7 @@ def rows(header, keys, labels):
     return "\n".join([header, *(f"{k},{label}" for k, label in zip(keys, labels, strict=True))])
 
 
-def test_a_table_by_index_in_any_order(table):
+def test_table_by_index_in_any_order(table):
     order = np.random.default_rng(0).permutation(40)
     labels = (CLEAN + 1) % 4
     noisy = corrupt(image_set(), table(rows("index,label", order, labels[order])), 1)
@@ -100,7 +101,7 @@ def test_a_table_by_index_in_any_order(table):
     assert noisy.noise_rate == 1
 
 
-def test_a_table_by_path_and_name_with_more_columns(table):
+def test_table_by_path_with_extra_columns(table):
     paths = [f"a,b/{i}.png" for i in range(40)]
     text = "note,label,path\n" + "".join(
         f'x,{"bee" if i else "dog"},"{path}"\n' for i, path in enumerate(paths)
@@ -115,8 +116,9 @@ def test_a_table_by_path_and_name_with_more_columns(table):
     assert corrupt(clean, table(text), 1).given_N.tolist() == ((CLEAN + 1) % 4).tolist()
 
 
-def test_a_path_goes_before_an_index_where_it_names_one_image(table):
-    """An index may be another image's once files have come or gone; in CIFAR two share a path."""
+def test_unique_paths_take_precedence_over_indices(table):
+    """An index can mean another image after files were added or removed. In CIFAR, two images can
+    have the same path."""
     labels = (CLEAN + 1) % 4
     shifted = [*range(1, 40), 0]
     for paths, of_row in (
@@ -131,14 +133,14 @@ def test_a_path_goes_before_an_index_where_it_names_one_image(table):
         assert given[of_row].tolist() == labels.tolist()
 
 
-def test_names_go_before_numbers(table):
-    """Classes called 3, 2, 1, 0: what is written is the name."""
+def test_class_names_take_precedence_over_numbers(table):
+    """The classes are called 3, 2, 1, 0."""
     clean = image_set(names=("3", "2", "1", "0"))
     noisy = corrupt(clean, table(rows("index, label", range(40), CLEAN)), 1)
     assert noisy.given_N.tolist() == (3 - CLEAN).tolist()
 
 
-def test_spaces_around_a_cell_do_not_count_unless_a_name_has_them(table):
+def test_spaces_around_cells_are_ignored_unless_a_name_has_them(table):
     for labels in ([f" {label} " for label in CLEAN], [f" {'abcd'[label]}" for label in CLEAN]):
         clean = image_set([f"{i}.png" for i in range(39)] + [" x.png"], names=("a", " b", "c", "d"))
         for header, keys in (("index, label", range(40)), ("path ,label", clean.paths)):
@@ -146,7 +148,7 @@ def test_spaces_around_a_cell_do_not_count_unless_a_name_has_them(table):
             assert noisy.given_N.tolist() == CLEAN.tolist()
 
 
-def test_a_table_does_not_make_a_truth(table):
+def test_table_does_not_set_true_labels(table):
     unknown = replace(image_set(), true_N=None)
     noisy = corrupt(unknown, table(rows("index,label", range(40), (CLEAN + 1) % 4)), 1)
     assert noisy.true_N is None
@@ -176,12 +178,12 @@ def test_a_table_does_not_make_a_truth(table):
         (rows("path,label", range(40), CLEAN), "have no paths; use the column index"),
     ],
 )
-def test_bad_tables(table, text, message):
+def test_invalid_tables_are_refused(table, text, message):
     with pytest.raises(InputError, match=rf"--corrupt labels:.*{message}") as error:
         corrupt(image_set(), table(text), 1)
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_table():
+def test_missing_table():
     with pytest.raises(InputError, match=r"--corrupt labels:nowhere.csv: no such file"):
         corrupt(image_set(), "labels:nowhere.csv", 1)

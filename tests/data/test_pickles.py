@@ -1,4 +1,4 @@
-"""Pickles of others: arrays come out, and nothing runs."""
+"""Untrusted pickles: arrays are read, and no code is run."""
 
 import pickle
 import zipfile
@@ -26,7 +26,7 @@ KINDS = ["u1", "<i8", ">i4", "b1", "<f4", ">f8"]
     protocol=st.integers(0, pickle.HIGHEST_PROTOCOL),
     fortran=st.booleans(),
 )
-def test_arrays_come_out_as_they_went_in(tmp_path_factory, array, protocol, fortran):
+def test_arrays_are_read_unchanged(tmp_path_factory, array, protocol, fortran):
     array = np.asfortranarray(array) if fortran else array
     path = tmp_path_factory.mktemp("pickles") / "file"
     path.write_bytes(pickle.dumps({"a": array, "b": [1, 2], "c": np.int64(7)}, protocol))
@@ -37,7 +37,7 @@ def test_arrays_come_out_as_they_went_in(tmp_path_factory, array, protocol, fort
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_files_of_torch(tmp_path, zipped):
+def test_torch_files(tmp_path, zipped):
     labels = np.arange(1000) % 7
     path = tmp_path / "CIFAR-100_human.pt"
     content = {"clean_label": labels, "noisy_label": labels[::-1].copy()}
@@ -55,7 +55,7 @@ def test_npz(tmp_path):
 
 
 class Touch:
-    """Unpickled in the usual way, it makes a file."""
+    """An object that creates a file when it is unpickled in the usual way."""
 
     def __init__(self, path):
         self.path = path
@@ -70,7 +70,7 @@ class Evaluate:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_runs_nothing(tmp_path, protocol):
+def test_pickles_run_no_code(tmp_path, protocol):
     trap, sprung = tmp_path / "trap", tmp_path / "sprung"
     for content in ({"data": Touch(sprung)}, [Touch(sprung)], {"data": Evaluate()}):
         trap.write_bytes(pickle.dumps(content, protocol))
@@ -83,7 +83,7 @@ def test_a_pickle_runs_nothing(tmp_path, protocol):
     assert not sprung.exists()
     trap.write_bytes(pickle.dumps(Touch(sprung)))
     pickle.loads(trap.read_bytes())
-    assert sprung.exists()  # the trap was a real one
+    assert sprung.exists()  # the trap works with the usual unpickler
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_pickle_runs_nothing(tmp_path, protocol):
         ([1, 2], "must hold named arrays"),
     ],
 )
-def test_other_things_are_refused(tmp_path, content, message):
+def test_other_objects_are_refused(tmp_path, content, message):
     (tmp_path / "file").write_bytes(pickle.dumps(content))
     with pytest.raises(InputError, match=message):
         read_arrays(tmp_path / "file", "x", "they publish it")
@@ -107,7 +107,7 @@ def test_tensors_are_refused(tmp_path):
         read_arrays(tmp_path / "file", "x", "they publish it")
 
 
-def test_other_bytes_than_latin1_are_refused(tmp_path):
+def test_other_encodings_than_latin1_are_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"c_codecs\nencode\n(Vabc\nVrot13\ntR.")
     with pytest.raises(InputError, match="text in rot13"):
         read_arrays(tmp_path / "file", "x", "they publish it")
@@ -124,7 +124,7 @@ def test_damaged_files(tmp_path):
             read_arrays(path, "x", "they publish it")
         assert "\n" not in str(error.value)
     short = pickle.dumps({"a": np.arange(100, dtype=np.uint8)}).replace(b"Kd\x85", b"Kc\x85")
-    path.write_bytes(short)  # 99 values are promised, and 100 are there
+    path.write_bytes(short)  # 99 values are announced, and 100 are there
     with pytest.raises(InputError, match="is damaged"):
         read_arrays(path, "x", "they publish it")
     with pytest.raises(InputError, match="cannot be read"):
@@ -132,8 +132,8 @@ def test_damaged_files(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["torch", "npz"])
-def test_half_an_archive_is_no_pickle(tmp_path, form):
-    """Read as a pickle, its first bytes would ask for another file, which sounds like a trap."""
+def test_incomplete_archives_are_damaged_not_unsafe(tmp_path, form):
+    """Read as a pickle, the first bytes would refer to another file, which looks like an attack."""
     path = tmp_path / "file.npz"
     content = {"a": np.arange(100)}
     torch.save(content, path) if form == "torch" else np.savez(path, **content)

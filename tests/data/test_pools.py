@@ -1,4 +1,4 @@
-"""Pools of images that belong to no class."""
+"""Pools of out-of-distribution images."""
 
 import pickle
 import re
@@ -11,7 +11,7 @@ from pseudoloss.data.pools import draw
 from pseudoloss.errors import InputError
 
 
-def chance(seed=0):
+def generator(seed=0):
     return np.random.default_rng(seed)
 
 
@@ -22,7 +22,7 @@ def save(path, colour, size=(40, 30)):
 
 @pytest.fixture
 def folder(tmp_path):
-    """As Places365: folders of classes, inside folders of letters. Colours tell images apart."""
+    """Like Places365: class folders inside folders with one letter. Every image has its own red."""
     for i in range(12):
         save(tmp_path / "places" / "a" / f"airfield{i % 2}" / f"{i}.png", (20 * i, 5, 250))
     (tmp_path / "places" / "readme.txt").write_text("no image")
@@ -30,24 +30,24 @@ def folder(tmp_path):
     return tmp_path / "places"
 
 
-def test_a_folder_of_folders(folder):
-    drawn = draw(str(folder), 12, (32, 16), 3, chance())
+def test_nested_folders(folder):
+    drawn = draw(str(folder), 12, (32, 16), 3, generator())
     assert drawn.shape == (12, 3, 32, 16)
     assert sorted(drawn[:, 0, 5, 5].tolist()) == [20 * i for i in range(12)]
     assert drawn[:, 0, 5, 5].tolist() != sorted(drawn[:, 0, 5, 5].tolist())  # in random order
     assert (drawn[:, 2] == 250).all()
-    grey = draw(str(folder), 3, (8, 8), 1, chance())
+    grey = draw(str(folder), 3, (8, 8), 1, generator())
     assert grey.shape == (3, 1, 8, 8)
 
 
-def test_images_are_resized_as_pil_does(tmp_path):
-    pixels = chance().integers(0, 256, (50, 41, 3), dtype=np.uint8)
+def test_images_are_resized_with_bilinear_pil(tmp_path):
+    pixels = generator().integers(0, 256, (50, 41, 3), dtype=np.uint8)
     (tmp_path / "p").mkdir()
     Image.fromarray(pixels).save(tmp_path / "p" / "a.png")
     wanted = Image.fromarray(pixels).resize((24, 32), Image.Resampling.BILINEAR)
     np.save(tmp_path / "p.npy", pixels[None])
     for place in ("p", "p.npy"):
-        drawn = draw(str(tmp_path / place), 1, (32, 24), 3, chance())
+        drawn = draw(str(tmp_path / place), 1, (32, 24), 3, generator())
         np.testing.assert_array_equal(drawn[0].permute(1, 2, 0), np.asarray(wanted))
 
 
@@ -56,11 +56,11 @@ def test_images_are_resized_as_pil_does(tmp_path):
     [((20, 9, 9, 3), 3), ((20, 9, 9), 1), ((20, 9, 9), 3), ((20, 3, 9, 9), 1)],
 )
 def test_arrays(tmp_path, stored, channels):
-    images = chance().integers(0, 256, stored, dtype=np.uint8)
+    images = generator().integers(0, 256, stored, dtype=np.uint8)
     np.save(tmp_path / "p.npy", images)
-    drawn = draw(str(tmp_path / "p.npy"), 20, (9, 9), channels, chance())
+    drawn = draw(str(tmp_path / "p.npy"), 20, (9, 9), channels, generator())
     assert drawn.shape == (20, channels, 9, 9)
-    again = draw(str(tmp_path / "p.npy"), 20, (9, 9), channels, chance())
+    again = draw(str(tmp_path / "p.npy"), 20, (9, 9), channels, generator())
     assert (drawn == again).all()
     if len(stored) == 3:
         found = sorted(image.tobytes() for image in drawn[:, 0].numpy())
@@ -68,8 +68,8 @@ def test_arrays(tmp_path, stored, channels):
 
 
 @pytest.mark.parametrize("form", ["pickle", "npz"])
-def test_batches_of_imagenet32(tmp_path, form):
-    """All ten of them: fewer are a download that stopped half-way."""
+def test_imagenet32_batches(tmp_path, form):
+    """All ten are needed: fewer are an incomplete download."""
     images = np.zeros((50, 3072), np.uint8)
     images[:, 0] = np.arange(50)
     for i in range(10):
@@ -79,31 +79,33 @@ def test_batches_of_imagenet32(tmp_path, form):
             path.write_bytes(pickle.dumps(batch | {"labels": list(range(1, 6))}))
         else:
             np.savez(path.with_suffix(".npz"), **batch)
-    drawn = draw(str(tmp_path), 50, (32, 32), 3, chance())
+    drawn = draw(str(tmp_path), 50, (32, 32), 3, generator())
     assert sorted(drawn[:, 0, 0, 0].tolist()) == list(range(50))
-    some = draw(str(tmp_path), 4, (32, 32), 3, chance(1))
+    some = draw(str(tmp_path), 4, (32, 32), 3, generator(1))
     assert len(set(some[:, 0, 0, 0].tolist())) == 4
     for i in (4, 9):
         next(tmp_path.glob(f"train_data_batch_{i}*")).unlink()
     missing = f"train_data_batch_4, train_data_batch_9 missing in {tmp_path}; its owners publish it"
     with pytest.raises(InputError, match=f"--pool {tmp_path}: {missing} at https://image-net.org"):
-        draw(str(tmp_path), 4, (32, 32), 3, chance())
+        draw(str(tmp_path), 4, (32, 32), 3, generator())
 
 
-def test_bad_pools(folder, tmp_path):
+def test_invalid_pools_are_refused(folder, tmp_path):
     def refused(place, message, count=1):
         with pytest.raises(InputError, match=rf"--pool .*{message}") as error:
-            draw(str(place), count, (32, 32), 3, chance())
+            draw(str(place), count, (32, 32), 3, generator())
         assert "\n" not in str(error.value)
 
     refused(folder, "has 12 images, but 13 are needed", 13)
     places, imagenet = "http://places2.csail.mit.edu", "https://image-net.org/download-images"
-    told = rf"a pool is a folder of images .*{places}\), a .npy file, .*ImageNet32 \({imagenet}\)$"
-    refused(tmp_path / "nowhere", f"no such file or folder; {told}")
+    usage = rf"a pool is a folder of images .*{places}\), a .npy file, .*ImageNet32 \({imagenet}\)$"
+    refused(tmp_path / "nowhere", f"no such file or folder; {usage}")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", f"neither images nor batch files of ImageNet32; {told}")
+    refused(tmp_path / "empty", f"neither images nor batch files of ImageNet32; {usage}")
     (tmp_path / "text.npy").write_text("no array")
-    refused(tmp_path / "text.npy", "not a .npy file of one plain array$")  # no advice of NumPy's
+    refused(
+        tmp_path / "text.npy", "not a .npy file of one plain array$"
+    )  # without NumPy's advice to unpickle
     np.save(tmp_path / "flat.npy", np.zeros((1500, 8), np.uint8))
     refused(tmp_path / "flat.npy", "must be an array of N,H,W or N,H,W,C, not of shape 1500,8")
     refused("", "is empty")
@@ -122,24 +124,24 @@ def test_bad_pools(folder, tmp_path):
     refused(tmp_path / "b", "train_data_batch_1 must hold data .* and labels")
 
 
-def test_others_take_the_place_of_what_cannot_be_read(folder):
-    whole = draw(str(folder), 8, (8, 8), 3, chance(), (heard := []).append)
-    assert heard == []
+def test_unreadable_images_are_replaced_by_others(folder):
+    whole = draw(str(folder), 8, (8, 8), 3, generator(), (messages := []).append)
+    assert messages == []
     first, second = (int(red) // 20 for red in whole[[0, 5], 0, 5, 5])
     for i in (first, second):
         (folder / "a" / f"airfield{i % 2}" / f"{i}.png").write_bytes(b"")
-    drawn = draw(str(folder), 8, (8, 8), 3, chance(), heard.append)
+    drawn = draw(str(folder), 8, (8, 8), 3, generator(), messages.append)
     kept = [1, 2, 3, 4, 6, 7]
     assert (drawn[kept] == whole[kept]).all()
     reds = drawn[:, 0, 5, 5].tolist()
     assert len(set(reds)) == 8
     assert not {20 * first, 20 * second} & set(reds)
-    (notice,) = heard
+    (notice,) = messages
     assert re.match(rf"--pool {folder}: 2 of its images cannot be read \(the first: .*", notice)
     assert notice.endswith("); others are used instead")
     with pytest.warns(UserWarning, match="others are used instead"):
-        assert (draw(str(folder), 8, (8, 8), 3, chance()) == drawn).all()
+        assert (draw(str(folder), 8, (8, 8), 3, generator()) == drawn).all()
 
 
-def test_nothing_is_drawn_where_nothing_is_needed(folder):
-    assert draw(str(folder), 0, (32, 32), 3, chance()).shape == (0, 3, 32, 32)
+def test_zero_images(folder):
+    assert draw(str(folder), 0, (32, 32), 3, generator()).shape == (0, 3, 32, 32)

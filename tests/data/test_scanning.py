@@ -1,4 +1,4 @@
-"""What is listed, held out, decoded and left out."""
+"""Scanning sources: held-out images, headers, decoding and skipped files."""
 
 import warnings
 from collections import Counter
@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pseudoloss.data import ImageFiles, Reader, ReadOptions, find_source
-from pseudoloss.data import scanning as listing
+from pseudoloss.data import ImageFiles, Reader, ReadOptions, find_source, scanning
 from pseudoloss.data.decoding import Item
 from pseudoloss.data.images import held_out
 from pseudoloss.data.scanning import FileSource, LabelledFiles, ScannedSource, scan
@@ -39,7 +38,7 @@ def test_held_out(labels, share, seed):
         assert abs(count - inside[label] - share * count) <= 0.5 or inside[label] <= 2
 
 
-def test_another_seed_holds_out_others():
+def test_another_seed_holds_out_other_images():
     labels = ["a"] * 200 + ["b"] * 100
     first, second = (held_out(labels, 0.1, seed) for seed in (1, 2))
     assert first.sum() == second.sum() == 30
@@ -47,7 +46,7 @@ def test_another_seed_holds_out_others():
     assert (first != second).any()
 
 
-def test_held_out_images_depend_on_names_and_seed_alone(photos):
+def test_held_out_images_depend_only_on_names_and_seed(photos):
     folder = photos(*TWELVE)
     found = [find_source(folder, ReadOptions(hold_out=0.4), seed) for seed in (1, 1, 2)]
     assert found[0].test.names == found[1].test.names
@@ -56,17 +55,17 @@ def test_held_out_images_depend_on_names_and_seed_alone(photos):
     assert len(found[0].headers) == 8
 
 
-def test_nothing_is_held_out_of_tiny_classes(photos):
+def test_two_images_of_each_class_stay_in_training(photos):
     found = find_source(
         photos("a/0.png", "a/1.png", "b/0.png", "b/1.png"), ReadOptions(hold_out=0.9)
     )
     assert (found.test, found.test_name, found.noisy_test) == (None, "", False)
 
 
-# -------------------------------------------------------------------------------- what it says
+# ----------------------------------------------------------------------------------- headers
 
 
-def sized(tmp_path, sizes, mode="RGB"):
+def scan_images(tmp_path, sizes, mode="RGB"):
     for i, size in enumerate(sizes):
         path = tmp_path / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(exist_ok=True)
@@ -74,16 +73,16 @@ def sized(tmp_path, sizes, mode="RGB"):
     return find_source(tmp_path, ALL)
 
 
-def test_small_pictures_and_photographs(tmp_path):
-    small = sized(tmp_path, [(32, 40), (28, 28), (500, 64), (30, 90)])
+def test_preset_depends_on_image_size(tmp_path):
+    small = scan_images(tmp_path, [(32, 40), (28, 28), (500, 64), (30, 90)])
     assert (small.typical_side, small.preset) == (31, "scratch")
-    large = sized(tmp_path, [(640, 480), (65, 65), (640, 480), (65, 65)])
+    large = scan_images(tmp_path, [(640, 480), (65, 65), (640, 480), (65, 65)])
     assert large.preset == "finetune"
     assert not large.is_grey
 
 
-def test_grey_if_all_are(tmp_path):
-    assert sized(tmp_path, [(9, 9)] * 4, "L").is_grey
+def test_source_is_grey_if_all_images_are(tmp_path):
+    assert scan_images(tmp_path, [(9, 9)] * 4, "L").is_grey
     Image.new("RGB", (9, 9)).save(tmp_path / "a" / "colour.png")
     assert not find_source(tmp_path, ALL).is_grey
 
@@ -91,7 +90,7 @@ def test_grey_if_all_are(tmp_path):
 # ------------------------------------------------------------------------------------- reading
 
 
-def test_broken_images_leave_no_gap(photos):
+def test_broken_images_are_skipped(photos):
     folder = photos(*TWELVE, size=(8, 8))
     whole, _ = find_source(folder, ALL).read(READER, 8, "host", False)
     for name in ("a/0.png", "b/2.png", "b/5.png"):
@@ -105,7 +104,7 @@ def test_broken_images_leave_no_gap(photos):
     assert torch.equal(data.train.given_N, whole.train.given_N[kept])
 
 
-def test_strict_refuses_what_shows_only_when_decoded(photos):
+def test_strict_refuses_files_that_fail_to_decode(photos):
     folder = photos(*TWELVE)
     content = (folder / "a/3.png").read_bytes()
     (folder / "a/3.png").write_bytes(content[:-25])
@@ -117,26 +116,26 @@ def test_strict_refuses_what_shows_only_when_decoded(photos):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (lambda whole: whole[:-25], r"b/0.png: truncated file.*"),  # behind the header
+        (lambda whole: whole[:-25], r"b/0.png: truncated file.*"),  # after the header
         (lambda whole: whole[:9], "b/0.png: not an image, or a broken one"),
         (lambda whole: None, "its folder is empty"),
     ],
 )
-def test_a_class_that_is_all_broken(photos, content, reason):
+def test_class_without_readable_images_is_refused(photos, content, reason):
     folder = photos("a/0.png", "a/1.png", "b/0.png")
     left = content((folder / "b/0.png").read_bytes())
     (folder / "b/0.png").unlink()
     if left is not None:
         (folder / "b/0.png").write_bytes(left)
     found = find_source(folder, ALL)
-    assert found.classes == ("a", "b")  # so that a report can tell
+    assert found.classes == ("a", "b")  # so that a report can name it
     with pytest.raises(
         InputError, match=rf"no image of the class b can be read \({reason}\); fix its files"
     ):
         found.read(READER, 8, "host", False)
 
 
-def test_a_class_that_only_test_images_can_show(photos):
+def test_class_with_readable_test_images_only_is_refused(photos):
     folder = photos(
         "train/a/0.png", "train/a/1.png", "train/b/0.png", "test/a/0.png", "test/b/0.png"
     )
@@ -145,11 +144,11 @@ def test_a_class_that_only_test_images_can_show(photos):
         find_source(folder).read(READER, 8, "host", False)
 
 
-def test_images_stay_in_their_files_where_memory_is_short(photos, monkeypatch):
+def test_images_stay_in_files_if_memory_is_short(photos, monkeypatch):
     found = find_source(photos(*TWELVE), ALL)
     assert found.needs(READER) == 12 * 3 * 64
     assert found.keeps(READER, "auto")
-    monkeypatch.setattr(listing, "free_memory", lambda: 2 * found.needs(READER) - 1)
+    monkeypatch.setattr(scanning, "free_memory", lambda: 2 * found.needs(READER) - 1)
     assert not found.keeps(READER, "auto")
     assert found.keeps(READER, "host")
     data, _ = found.read(READER, 8, "auto", False)
@@ -160,7 +159,7 @@ def test_images_stay_in_their_files_where_memory_is_short(photos, monkeypatch):
     assert torch.equal(torch.stack(images), in_memory.train.images_NCHW)
 
 
-def test_the_fingerprint_is_of_content_labels_and_size(photos):
+def test_fingerprint_depends_on_content_labels_and_size(photos):
     folder = photos(*TWELVE)
 
     def fingerprint(reader=READER):
@@ -170,7 +169,7 @@ def test_the_fingerprint_is_of_content_labels_and_size(photos):
     assert fingerprint() == before
     assert fingerprint(Reader(3, (9, 9))) != before
     assert fingerprint(Reader(3, (8, 8), "stretch")) != before
-    (folder / "a" / "0.png").rename(folder / "a" / "00.png")  # in its place
+    (folder / "a" / "0.png").rename(folder / "a" / "00.png")  # the order stays
     assert fingerprint() == before
     (folder / "a" / "00.png").rename(folder / "b" / "0.jpg")
     assert fingerprint() != before
@@ -180,25 +179,25 @@ def test_the_fingerprint_is_of_content_labels_and_size(photos):
 
 def test_items_are_read_into_memory(monkeypatch):
     item = Item(lambda: Image.new("RGB", (9, 9), (1, 2, 3)))
-    part = LabelledFiles((item,) * 4, tuple("wxyz"), ("a", "a", "b", "b"))
-    found = scan(FileSource("set", {"train": part}), ALL, 1)
+    files = LabelledFiles((item,) * 4, tuple("wxyz"), ("a", "a", "b", "b"))
+    found = scan(FileSource("set", {"train": files}), ALL, 1)
     data, _ = found.read(READER, 8, "auto", False)
     assert data.train.images_NCHW[0, :, 0, 0].tolist() == [1, 2, 3]
     with pytest.raises(InputError, match="--images files: the images of set are not"):
         found.read(READER, 8, "files", False)
-    monkeypatch.setattr(listing, "free_memory", lambda: 10)
+    monkeypatch.setattr(scanning, "free_memory", lambda: 10)
     with pytest.raises(InputError, match=r"set: its images take .* GiB and do not fit into memory"):
         found.read(READER, 8, "auto", False)
 
 
-def test_progress_is_told(photos):
-    told = []
-    found = find_source(photos(*TWELVE), ALL, progress=lambda *words: told.append(words))
-    found.read(READER, 8, "host", False, progress=lambda *words: told.append(words))
-    assert told == [("headers", 12, 12), ("reading images", 12, 12)]
+def test_progress_is_reported(photos):
+    calls = []
+    found = find_source(photos(*TWELVE), ALL, progress=lambda *call: calls.append(call))
+    found.read(READER, 8, "host", False, progress=lambda *call: calls.append(call))
+    assert calls == [("headers", 12, 12), ("reading images", 12, 12)]
 
 
-def test_odd_files_give_no_warnings_and_leave_the_filters_alone(photos):
+def test_unusual_files_give_no_warnings(photos):
     folder = photos(*TWELVE)
     exif = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"
     Image.new("RGB", (9, 9)).save(folder / "a" / "odd.jpg", exif=exif)
@@ -211,10 +210,10 @@ def test_odd_files_give_no_warnings_and_leave_the_filters_alone(photos):
     assert heard == []
 
 
-def test_nothing_to_train_on():
-    part = LabelledFiles((), (), ())
+def test_sources_without_training_images_are_refused():
+    none = LabelledFiles((), (), ())
     with pytest.raises(InputError, match="x: no images can be read"):
-        scan(FileSource("x", {"train": part}), ALL, 1)
+        scan(FileSource("x", {"train": none}), ALL, 1)
     with pytest.raises(InputError, match="x: has no images to train on, only val and test"):
-        scan(FileSource("x", {"val": part, "test": part}), ALL, 1)
-    assert ScannedSource("x", part, None).counts == {}
+        scan(FileSource("x", {"val": none, "test": none}), ALL, 1)
+    assert ScannedSource("x", none, None).counts == {}

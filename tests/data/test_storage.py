@@ -1,9 +1,11 @@
+"""Images on the device, in host memory and in files."""
+
 import pytest
 import torch
 
 import pseudoloss as pl
 from pseudoloss.config import Settings
-from pseudoloss.data import storage as module
+from pseudoloss.data import storage
 from pseudoloss.data.storage import (
     SLOTS,
     ConcatImages,
@@ -24,7 +26,7 @@ def images(n=23):
 
 @pytest.mark.parametrize("kind", [DeviceImages, HostImages])
 @pytest.mark.parametrize("steps", [1, 2, SLOTS, 2 * SLOTS + 1])
-def test_batches_are_the_images_of_the_order(kind, steps):
+def test_batches_follow_the_order(kind, steps):
     all_images = images(64)
     pixels = kind(all_images, CPU)
     for _ in range(2):  # two epochs
@@ -46,7 +48,7 @@ def test_parts_are_all_images_in_order(kind, size):
         assert all(len(part) == size for part in parts[:-1])
 
 
-def test_sets_one_after_another():
+def test_concatenated_image_sets():
     first, second = images(), images(7)
     pixels = ConcatImages(DeviceImages(first, CPU), HostImages(second, CPU))
     parts = [part.clone() for part in pixels.parts(5)]
@@ -54,30 +56,30 @@ def test_sets_one_after_another():
     assert [len(part) for part in parts] == [5, 5, 5, 5, 3, 5, 2]
 
 
-def test_a_streamed_batch_is_always_the_same_tensor():
-    """So that a step that reads it can be captured."""
+def test_streamed_batches_use_one_tensor():
+    """So that a step which reads it can be captured."""
     pixels = HostImages(images(), CPU)
     order = torch.arange(20).view(4, 5)
-    places = {pixels.batch(order[i]).data_ptr() for i, _ in enumerate(pixels.batches(order))}
-    assert len(places) == 1
+    addresses = {pixels.batch(order[i]).data_ptr() for i, _ in enumerate(pixels.batches(order))}
+    assert len(addresses) == 1
 
 
-def test_images_go_where_there_is_room(monkeypatch):
+def test_images_are_stored_where_they_fit(monkeypatch):
     assert room_for_images(CPU) == float("inf")
     assert not place(images(), CPU).streamed
     assert place(images(), CPU, "host").streamed
-    monkeypatch.setattr(module, "room_for_images", lambda device: images().nbytes - 1)
+    monkeypatch.setattr(storage, "room_for_images", lambda device: images().nbytes - 1)
     assert place(images(), CPU).streamed
     assert not place(images(), CPU, "device").streamed
 
 
-def test_room_is_a_share_of_what_is_free(monkeypatch):
+def test_images_may_take_a_share_of_free_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
     assert room_for_images(torch.device("cuda")) == 400
 
 
-def test_where_images_lie_changes_nothing(tiny_source, tiny_settings):
-    """Bit for bit, on the CPU."""
+def test_training_does_not_depend_on_where_images_are_stored(tiny_source, tiny_settings):
+    """Bit by bit, on the CPU."""
     runs = [
         pl.train(tiny_source, quiet=True, images=where, **tiny_settings)
         for where in ("device", "host")
@@ -87,24 +89,24 @@ def test_where_images_lie_changes_nothing(tiny_source, tiny_settings):
     assert runs[0].labels.equals(runs[1].labels)
 
 
-def test_streaming_is_said_where_it_was_not_asked_for(tiny_source, tiny_settings, monkeypatch):
-    said = []
+def test_streaming_is_reported_unless_requested(tiny_source, tiny_settings, monkeypatch):
+    messages = []
 
-    class Told(SilentReporter):
+    class Recorder(SilentReporter):
         def say(self, text):
-            said.append(text)
+            messages.append(text)
 
-    monkeypatch.setattr(module, "room_for_images", lambda device: 0)
-    trainer = Trainer(tiny_source, Settings(**tiny_settings), Told())
+    monkeypatch.setattr(storage, "room_for_images", lambda device: 0)
+    trainer = Trainer(tiny_source, Settings(**tiny_settings), Recorder())
     assert trainer.pixels.streamed
-    assert "The images (0.0 GiB) stay in the host's memory" in said[0]
-    assert "The test images" in said[1]
-    said.clear()
-    Trainer(tiny_source, Settings(images="host", **tiny_settings), Told())
-    assert said == []
+    assert "The images (0.0 GiB) stay in the host's memory" in messages[0]
+    assert "The test images" in messages[1]
+    messages.clear()
+    Trainer(tiny_source, Settings(images="host", **tiny_settings), Recorder())
+    assert messages == []
 
 
-def test_tiny_batches_take_one_thread(tiny_source, tiny_settings):
+def test_tiny_batches_use_one_thread(tiny_source, tiny_settings):
     before = torch.get_num_threads()
     try:
         Trainer(tiny_source, Settings(**tiny_settings), SilentReporter())

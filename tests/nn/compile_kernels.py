@@ -1,7 +1,7 @@
-"""Compiles every kernel for GPUs, as our networks call it, and writes what came of it as JSON.
+"""Compile every kernel for GPUs, with the arguments of our networks, and print the results as JSON.
 
-A program of its own, since Triton must not interpret here. Networks run on the CPU; where they
-would launch a kernel, what it is called with is noted, and nothing computed.
+This is a separate program because Triton must not interpret here. The networks run on the CPU; each
+launch of a kernel is recorded and not executed.
 """
 
 import json
@@ -18,26 +18,28 @@ from pseudoloss.nn.networks import build
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
 CAPABILITIES = (80, 90)
-CALLED_BY_OTHERS = {"_means", "_linear_moments"}
+CALLED_BY_KERNELS = {"_means", "_linear_moments"}
 
 calls = {}
 
 
-def note(self, *values, grid, warmup=False, num_warps=4, launch_pdl=False, **constants):
+def record(self, *values, grid, warmup=False, num_warps=4, launch_pdl=False, **constants):
     named = dict(zip(self.arg_names, values, strict=False)) | constants
     fixed = {p.name: named[p.name] for p in self.params if p.is_constexpr or named[p.name] is None}
-    types = {name: "constexpr" if name in fixed else of(value) for name, value in named.items()}
+    types = {
+        name: "constexpr" if name in fixed else type_of(value) for name, value in named.items()
+    }
     aligned = {name for name, value in named.items() if name not in fixed and is_aligned(value)}
     call = self, types, fixed, aligned, num_warps, launch_pdl
     calls[self.fn.__name__, str(types), str(fixed), *sorted(aligned), num_warps, launch_pdl] = call
 
 
 def is_aligned(value):
-    """As Triton takes it to be when it launches: then it loads several values at once."""
+    """Whether Triton assumes an alignment of 16, with which it loads several values at once."""
     return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
-def of(value):
+def type_of(value):
     if isinstance(value, torch.Tensor):
         return TYPES[value.dtype]
     return {int: "i32", float: "fp32"}[type(value)]
@@ -71,7 +73,7 @@ def compile_for(capability, kernel, types, fixed, aligned, warps, ahead):
 
 
 if __name__ == "__main__":
-    JITFunction.run = note
+    JITFunction.run = record
     found = []
     for capability in CAPABILITIES:
         calls.clear()
@@ -81,5 +83,5 @@ if __name__ == "__main__":
                 run(name, precision)
         found += [compile_for(capability, *call) for call in calls.values()]
     every = {name for name, value in vars(kernels).items() if isinstance(value, JITFunction)}
-    never = every - {entry["kernel"] for entry in found} - CALLED_BY_OTHERS
+    never = every - {entry["kernel"] for entry in found} - CALLED_BY_KERNELS
     json.dump({"found": found, "never": sorted(never)}, sys.stdout)

@@ -1,5 +1,5 @@
-"""The kernels compile for GPUs. No GPU is needed for that, and the interpreter that the other tests
-run them in forgives what a compiler does not."""
+"""The kernels compile for GPUs. No GPU is needed for that. The other tests run the kernels in
+Triton's interpreter, which accepts some code that the compiler does not."""
 
 import json
 import os
@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("compile_kernels.py")
-CONSUMER = 99 * 1024  # bytes of shared memory that a block may have on the smaller GPUs
+SHARED_MEMORY = 99 * 1024  # bytes for one block on consumer GPUs
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("triton"))  # what was compiled before does not count
+    cache = str(tmp_path_factory.mktemp("triton"))  # an empty cache
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
     command = [sys.executable, str(PROGRAM)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -31,5 +32,5 @@ def test_every_kernel_compiles(compiled):
     assert all(entry["bytes"] > 0 for entry in compiled["found"])
 
 
-def test_small_gpus_have_room_for_them(compiled):
-    assert [entry for entry in compiled["found"] if entry["shared"] > CONSUMER] == []
+def test_kernels_fit_into_the_shared_memory_of_small_gpus(compiled):
+    assert [entry for entry in compiled["found"] if entry["shared"] > SHARED_MEMORY] == []

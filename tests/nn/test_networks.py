@@ -1,3 +1,5 @@
+"""Networks, and the weights that they start from."""
+
 from pathlib import Path
 
 import pytest
@@ -32,37 +34,37 @@ def test_large_images(name):
         assert network(torch.randn(1, 3, 448, 448))[0].shape == (1, 7)
 
 
-def test_a_transformer_is_built_for_the_image_size():
+def test_transformer_is_built_for_the_image_size():
     network = make("vit_tiny_patch16_224", size=(64, 64))
     assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
 
 
 def slow_preactresnet(backbone, x, name):
-    """Row 17, block for block: the norm before the pooling, or after the first convolution; and in
-    the released program every shortcut behind norm and ReLU."""
+    """Row 17, block by block: the norm before the pooling, or after the first convolution; in the
+    released code every shortcut starts after norm and ReLU."""
 
-    def active(norm, x):
+    def activate(norm, x):
         return F.relu(F.batch_norm(x, None, None, norm.weight, norm.bias, training=True))
 
     x = F.conv2d(x, backbone.stem.weight, padding=1)
     if name != "preactresnet18":
-        x = active(backbone.stem_norm, x)
+        x = activate(backbone.stem_norm, x)
     for i, block in enumerate(backbone.blocks):
         stride = 2 if i in (2, 4, 6) else 1
-        before, x = x, active(block.norm1, x)
+        before, x = x, activate(block.norm1, x)
         if i in (2, 4, 6):
             shortcut = F.conv2d(x, block.shortcut.weight, stride=2)
         else:
             shortcut = x if name == "preactresnet18-released" else before
         x = F.conv2d(x, block.conv1.weight, stride=stride, padding=1)
-        x = F.conv2d(active(block.norm2, x), block.conv2.weight, padding=1) + shortcut
+        x = F.conv2d(activate(block.norm2, x), block.conv2.weight, padding=1) + shortcut
     if name == "preactresnet18":
-        x = active(backbone.final_norm, x)
+        x = activate(backbone.final_norm, x)
     return x.mean((2, 3))
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name.startswith("preact")])
-def test_forms_of_the_preactresnet(name):
+def test_preactresnet_variants(name):
     torch.manual_seed(1)
     backbone = make(name).backbone.double()
     for norm in backbone.modules():
@@ -73,8 +75,8 @@ def test_forms_of_the_preactresnet(name):
     torch.testing.assert_close(backbone(x), slow_preactresnet(backbone, x, name))
 
 
-def test_sizes_of_the_preactresnet():
-    """The norm before the pooling has 512 channels, that after the first convolution 64."""
+def test_preactresnet_parameter_counts():
+    """The norm before the pooling has 512 channels, the one after the first convolution 64."""
     standard, *others = (
         sum(p.numel() for p in make(name).backbone.parameters())
         for name in ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released")
@@ -83,7 +85,7 @@ def test_sizes_of_the_preactresnet():
     assert 11.1e6 < standard < 11.3e6  # the usual 11.2 million
 
 
-def test_preactresnet_halves_three_times():
+def test_preactresnet_downsamples_three_times():
     backbone = make("preactresnet18").backbone
     shapes = []
     for block in backbone.blocks:
@@ -114,26 +116,26 @@ def test_weights_are_channels_last():
 
 
 @pytest.mark.parametrize("name", ["preactresnet81", "resnet_fifty", "no such", "x" * 300])
-def test_an_unknown_network_is_named(name):
+def test_unknown_network_is_refused(name):
     with pytest.raises(InputError, match=r"--network .*no such network"):
         make(name)
 
 
-def test_a_typing_error_gets_a_hint():
+def test_similar_network_is_suggested():
     with pytest.raises(InputError, match=r"did you mean .*resnet50"):
         make("resnet500")
 
 
-def test_own_networks_have_no_published_weights():
+def test_own_networks_have_no_pretrained_weights():
     with pytest.raises(InputError, match="--weights pretrained: small-cnn is trained from scratch"):
         make("small-cnn", weights="pretrained")
 
 
-def test_weights_that_cannot_be_loaded_are_said_in_one_line(monkeypatch):
+def test_failed_download_gives_one_error_line(monkeypatch):
     import timm
 
     def fail(name, **options):
-        raise RuntimeError("no connection\nand a long story")
+        raise RuntimeError("no connection\nand more lines")
 
     monkeypatch.setattr(timm, "create_model", fail)
     with pytest.raises(
@@ -145,14 +147,14 @@ def test_weights_that_cannot_be_loaded_are_said_in_one_line(monkeypatch):
         make("resnet18")
 
 
-def test_an_image_size_the_network_cannot_take():
+def test_unsupported_image_size_is_refused():
     with pytest.raises(InputError, match=r"--network .*does not take images of 8×8|cannot build"):
         make("inception_v3", size=(8, 8))
 
 
 @pytest.fixture
 def published():
-    """A small network of timm's as its weights are published: with a classifier."""
+    """A small timm network with a classifier, like published weights."""
     import timm
 
     torch.manual_seed(3)
@@ -177,7 +179,7 @@ def test_weights_from_a_file(tmp_path, published, kind):
     assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.items())
 
 
-def test_files_that_are_not_the_weights(tmp_path, published):
+def test_wrong_weight_files_are_refused(tmp_path, published):
     def refuse(content, message):
         path = tmp_path / "weights.pth"
         if isinstance(content, bytes):
@@ -197,7 +199,7 @@ def test_files_that_are_not_the_weights(tmp_path, published):
         make("resnet10t", weights=str(tmp_path / "nowhere.pth"))
 
 
-def test_nothing_in_a_file_of_weights_is_run(tmp_path):
+def test_weight_files_run_no_code(tmp_path):
     import pickle
 
     class Trap:
@@ -211,7 +213,7 @@ def test_nothing_in_a_file_of_weights_is_run(tmp_path):
     assert not (tmp_path / "trapped").exists()
 
 
-def test_positions_of_a_transformer_fit_another_size(tmp_path):
+def test_transformer_positions_are_resized(tmp_path):
     import timm
 
     torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "vit.pth")
@@ -219,7 +221,7 @@ def test_positions_of_a_transformer_fit_another_size(tmp_path):
     assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
 
 
-def test_what_a_network_was_made_for():
+def test_wanted_input():
     assert wanted_input("resnet50") == (224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert wanted_input("small-cnn") is None
     with pytest.raises(InputError, match="no such network"):

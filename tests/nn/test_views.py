@@ -1,4 +1,4 @@
-"""Views against torchvision: each operation for the same parameters, and how parameters fall."""
+"""Views against torchvision: operations with the same parameters, and random parameters."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ def views(channels=3, size=(32, 32), pad=4, flip=True):
 
 
 def raw(view, normalised):
-    """A view before it was normalised."""
+    """A view before normalisation."""
     return normalised * view.std_C[:, None, None] + view.mean_C[:, None, None]
 
 
@@ -39,26 +39,26 @@ def raw(view, normalised):
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), SHAPES)
-def test_plain_is_torchvisions_normalised_image(channels, height, width):
+def test_plain_view_equals_torchvision(channels, height, width):
     x, view = images(channels, height, width), views(channels, (height, width))
     wanted = T.normalize(x / 255, view.mean_C.tolist(), view.std_C.tolist())
     torch.testing.assert_close(view.plain(x), wanted)
 
 
-def test_views_from_means_and_sizes():
+def test_make_views():
     view = V.make_views((0.4, 0.5), (0.2, 0.3), (8, 6), pad=2, flip=True)
     assert (view.size, view.pad, view.flip) == ((8, 6), 2, True)
     torch.testing.assert_close(view.mean_C, torch.tensor([0.4, 0.5]))
     torch.testing.assert_close(view.std_C, torch.tensor([0.2, 0.3]))
 
 
-def test_plain_is_the_centre_of_a_larger_image():
+def test_plain_view_is_the_centre_of_a_larger_image():
     x, view = images(height=40, width=36), views(size=(32, 32))
     torch.testing.assert_close(raw(view, view.plain(x)), T.center_crop(x, [32, 32]) / 255)
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), SHAPES)
-def test_weak_is_pad_crop_flip(channels, height, width):
+def test_weak_view_is_pad_crop_flip(channels, height, width):
     x, view = images(channels, height, width), views(channels, (height, width), pad=3)
     d = draws(len(x), V.WEAK_DRAWS)
     ours = raw(view, view.weak(x, d))
@@ -69,7 +69,7 @@ def test_weak_is_pad_crop_flip(channels, height, width):
         torch.testing.assert_close(ours[i], wanted)
 
 
-def test_weak_crops_larger_images_without_padding():
+def test_weak_view_crops_larger_images_without_padding():
     x, view = images(height=40, width=36), views(size=(32, 32), pad=4, flip=False)
     d = draws(len(x), V.WEAK_DRAWS)
     ours = raw(view, view.weak(x, d))
@@ -86,7 +86,7 @@ def test_nothing_is_mirrored_without_flip():
 @pytest.mark.parametrize("seen", [(32, 32), (20, 28), (48, 40)])
 @pytest.mark.parametrize("stored", [(32, 32), (40, 30), (64, 64)])
 def test_resized_crop(stored, seen):
-    """Growing and shrinking, both antialiased; clipped, as images of 8 bits are."""
+    """Enlarged and reduced, both antialiased; clipped to 0..1, like 8-bit images."""
     x = images(3, *stored) / 255
     top, left, height, width = V.random_crop(draws(len(x), 22), *stored)
     mirror = draws(len(x), 1)[:, 0] < 0.5
@@ -128,7 +128,7 @@ def test_hue(turn):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_jitter_in_each_images_own_order(channels):
+def test_jitter_in_random_order_per_image(channels):
     x = images(channels, n=200) / 255
     factors, order, before_hue = V.jitter_parameters(draws(len(x), 6))
     ours = V.jitter(x, factors, order, before_hue)
@@ -143,7 +143,7 @@ def test_jitter_in_each_images_own_order(channels):
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), SHAPES)
-def test_strong_is_its_operations_in_order(channels, height, width):
+def test_strong_view_is_crop_flip_jitter_grey(channels, height, width):
     x, view = images(channels, height, width, n=100), views(channels, (height, width))
     d = draws(len(x), V.STRONG_DRAWS)
     ours = raw(view, view.strong(x, d))
@@ -186,14 +186,14 @@ def test_views_do_not_depend_on_the_rest_of_the_batch():
     torch.testing.assert_close(view.strong(x, d), alone, atol=1e-5, rtol=1e-4)
 
 
-# ----------------------------------------------------------------- how the parameters fall
+# --------------------------------------------------------------------- random parameters
 
 N = 4000
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (8, 8), (64, 20), (20, 64)])
-def test_crops_fall_as_torchvisions_do(height, width):
-    """The narrow images make some of torchvision's ten tries, and all ten, fail."""
+def test_crops_have_the_distribution_of_torchvision(height, width):
+    """In narrow images some of torchvision's ten tries fail, or all."""
     torch.manual_seed(0)
     blank = torch.zeros(1, height, width)
     theirs = np.array(
@@ -216,7 +216,7 @@ def test_crop_falls_back_to_the_centre_when_no_try_fits():
     assert narrow == [(64 - 27) // 2, 0, 27, 20]  # 20 / (3/4) = 26.67
 
 
-def test_jitter_falls_as_torchvisions_does():
+def test_jitter_has_the_distribution_of_torchvision():
     torch.manual_seed(0)
     theirs = [
         ColorJitter.get_params([0.6, 1.4], [0.6, 1.4], [0.6, 1.4], [-0.1, 0.1]) for _ in range(N)
@@ -236,7 +236,7 @@ def test_jitter_falls_as_torchvisions_does():
     assert sum((n - expected) ** 2 / expected for n in counts.values()) < 50  # χ², 23 d.o.f.
 
 
-def test_shifts_mirrors_and_grey_fall_as_they_should():
+def test_distribution_of_shifts_mirrors_and_grey():
     shift = V.random_integer(draws(9000, 1)[:, 0], 9)
     counts = torch.bincount(shift, minlength=9)
     assert len(counts) == 9
@@ -249,7 +249,7 @@ def test_shifts_mirrors_and_grey_fall_as_they_should():
     assert is_grey.float().mean().item() == pytest.approx(0.2, abs=0.04)
 
 
-def test_a_draw_next_to_one_stays_in_range():
+def test_random_numbers_close_to_one_stay_in_range():
     largest = torch.tensor([1 - 2**-24])
     for choices in (1, 9, 449, 10**6):
         assert V.random_integer(largest, choices).item() == choices - 1

@@ -14,7 +14,7 @@ from pseudoloss.errors import InputError
 
 @pytest.fixture
 def fake_cifar(tmp_path, monkeypatch):
-    """The official layouts with a few random images; their sums stand in for the official ones."""
+    """The official layouts with a few random images, whose checksums replace the official ones."""
     random = np.random.default_rng(0)
 
     def batch(n, key, classes):
@@ -63,14 +63,14 @@ def test_cifar10(fake_cifar):
     assert (len(data.train), len(data.test), len(data.train.classes)) == (50, 10, 5)
 
 
-def test_a_look_at_cifar(fake_cifar):
+def test_inspect_cifar(fake_cifar):
     found = inspect(f"cifar100:{fake_cifar[0]}")
     assert (found.train, found.test, len(found.classes)) == (20, 10, 5)
     assert found.plan.stored == (32, 32)
     assert (found.problems, found.plan.batch_size) == ([], 2)
 
 
-def test_nothing_is_unpickled_before_its_sum_is_checked(fake_cifar, monkeypatch):
+def test_checksums_are_checked_before_unpickling(fake_cifar, monkeypatch):
     root, _ = fake_cifar
 
     class Bomb:
@@ -100,8 +100,8 @@ def test_missing_cifar_files(fake_cifar, tmp_path):
         open_source("cifar10:nowhere/at/all")
 
 
-def test_the_official_sums():
-    """As published with the files; a change here would let other pickles in."""
+def test_official_checksums():
+    """As published with the files. A change here would accept other pickles."""
     assert cifar.CIFAR100_MD5["train"] == "16019d7e3df5f24257cddd939b257f8d"
     assert cifar.CIFAR100_MD5["test"] == "f0ef6b0ae62326f3e7ffdfab6717acfc"
     from torchvision.datasets import CIFAR10, CIFAR100

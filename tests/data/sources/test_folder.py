@@ -1,4 +1,4 @@
-"""A folder of class folders: which files belong to which class and to which part."""
+"""Folders: which files belong to which class and split."""
 
 import os
 
@@ -20,7 +20,7 @@ def names_of(folder, options=ALL):
     return dict(zip(found.train.names, found.train.labels, strict=True))
 
 
-def test_every_folder_is_a_class(photos):
+def test_one_class_per_folder(photos):
     folder = photos("cat/b.png", "cat/a.png", "dog/a.png", "10/a.png", "9/x.png")
     found = find_source(str(folder), ALL)
     assert found.train.names == ("10/a.png", "9/x.png", "cat/a.png", "cat/b.png", "dog/a.png")
@@ -29,13 +29,13 @@ def test_every_folder_is_a_class(photos):
     assert (found.test, found.skipped) == (None, ())
 
 
-def test_what_a_file_is_called_does_not_matter(photos):
+def test_file_names_do_not_matter(photos):
     odd = ["a b.png", "two\nlines.png", 'it\'s "quoted".png', "😀.png", "A.PNG", "none", "x.y.z"]
     found = names_of(photos(*(f"cat/{name}" for name in odd), "dog/a.png"))
     assert set(found) == {*(f"cat/{name}" for name in odd), "dog/a.png"}
 
 
-def test_names_that_are_no_text(photos):
+def test_names_that_are_not_valid_text(photos):
     folder = photos("cat/a.png", "dog/a.png")
     strange = os.fsdecode(b"caf\xe9")
     (folder / "cat" / "a.png").rename(folder / "cat" / f"{strange}.png")
@@ -48,7 +48,7 @@ def test_folders_inside_a_class(photos):
     assert found == {"cat/2020/may/a.png": "cat", "cat/a.png": "cat", "dog/x/a.png": "dog"}
 
 
-def test_hidden_files_and_folders_are_passed_over(photos):
+def test_hidden_files_and_folders_are_ignored(photos):
     hidden = ["cat/.a.png", "cat/.cache/a.png", ".git/a.png", "__MACOSX/._a.png"]
     assert set(names_of(photos("cat/a.png", "dog/a.png", *hidden))) == {"cat/a.png", "dog/a.png"}
 
@@ -69,7 +69,7 @@ def test_links_to_files_and_folders_are_followed(photos, tmp_path):
     assert names_of(tmp_path / "link") == found
 
 
-def test_loops_end(photos):
+def test_link_loops_end(photos):
     folder = photos("cat/a.png", "cat/in/b.png", "dog/a.png")
     (folder / "cat" / "in" / "up").symlink_to(folder / "cat")
     (folder / "dog" / "self").symlink_to("self")
@@ -78,7 +78,7 @@ def test_loops_end(photos):
     assert [entry.path for entry in found.skipped] == ["dog/self"]
 
 
-def test_links_that_lead_nowhere_are_left_out(photos):
+def test_broken_links_are_skipped(photos):
     folder = photos("cat/a.png", "dog/a.png")
     (folder / "cat" / "gone.png").symlink_to("nowhere.png")
     (folder / "bird").symlink_to("nowhere")
@@ -93,11 +93,11 @@ def test_links_that_lead_nowhere_are_left_out(photos):
 # ------------------------------------------------------------------------------------- broken
 
 
-def test_what_cannot_be_read_is_left_out_with_a_reason(photos):
+def test_unreadable_files_are_skipped_with_a_reason(photos):
     folder = photos("cat/a.png", "cat/b.png", "cat/cut.png", "dog/a.png", "dog/b.png")
     (folder / "cat" / "empty.jpg").touch()
     (folder / "cat" / "text.jpg").write_text("hello")
-    (folder / "dog" / "x.jpg").mkdir()  # a folder, and nothing in it
+    (folder / "dog" / "x.jpg").mkdir()  # an empty folder
     whole = (folder / "cat" / "cut.png").read_bytes()
     (folder / "cat" / "cut.png").write_bytes(whole[:-25])
     found = find_source(folder, ALL)
@@ -111,14 +111,14 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(photos):
     assert "truncated" in skipped[2].reason
 
 
-def test_a_pipe_does_not_keep_us_waiting(photos):
+def test_pipes_do_not_block(photos):
     folder = photos("cat/a.png", "dog/a.png")
     os.mkfifo(folder / "cat" / "pipe.png")
     assert find_source(folder, ALL).skipped[0].reason == "a pipe, not a file"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_files_and_folders_that_may_not_be_read(photos):
+def test_missing_permissions(photos):
     folder = photos("cat/a.png", "cat/b.png", "dog/a.png", "dog/in/a.png")
     (folder / "cat" / "b.png").chmod(0)
     assert find_source(folder, ALL).skipped[0].reason == "Permission denied"
@@ -127,8 +127,8 @@ def test_files_and_folders_that_may_not_be_read(photos):
         find_source(folder, ALL)
 
 
-def test_a_folder_that_cannot_be_listed_is_an_error(photos, monkeypatch):
-    """For root too, who may read everything."""
+def test_folders_that_cannot_be_listed_are_refused(photos, monkeypatch):
+    """Also for root, who may read everything."""
     folder = photos("cat/in/a.png", "dog/a.png")
     scan = os.scandir
 
@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(photos, monkeypatch):
         files_below(folder / "cat")
 
 
-# -------------------------------------------------------------------------------------- parts
+# ------------------------------------------------------------------------------------- splits
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(photos, monkeypatch):
         ("train/c testing/c .other/c", "train/c", "testing/c", "the test images"),
     ],
 )
-def test_parts(photos, layout, train, test, name):
+def test_splits(photos, layout, train, test, name):
     folder = photos(*(f"{c}{k}/{i}.png" for c in layout.split() for k in "ab" for i in range(3)))
     found = find_source(folder)
     assert {str(path.parent.parent.name) for path in found.train.paths} == {train.split("/")[0]}
@@ -165,7 +165,7 @@ def test_parts(photos, layout, train, test, name):
     assert (len(found.train), len(found.test)) == (6, 6)
 
 
-def test_without_a_part_for_it_images_are_held_out(photos):
+def test_images_are_held_out_without_a_test_split(photos):
     folder = photos(*(f"train/{k}/{i}.png" for k in "ab" for i in range(10)))
     found = find_source(folder)
     assert (len(found.train), len(found.test)) == (18, 2)
@@ -173,27 +173,27 @@ def test_without_a_part_for_it_images_are_held_out(photos):
     assert not set(found.train.names) & set(found.test.names)
 
 
-def test_an_empty_part_is_none(photos):
+def test_empty_test_split_is_ignored(photos):
     folder = photos(*(f"train/{k}/{i}.png" for k in "ab" for i in range(10)))
     (folder / "test" / "a").mkdir(parents=True)
     assert find_source(folder).test_name == "held-out images"
 
 
-def test_train_can_be_a_class(photos):
+def test_class_can_be_called_train(photos):
     found = find_source(photos("train/a.png", "plane/a.png", "test/a.png"), ALL)
     assert found.classes == ("plane", "test", "train")
     inner = find_source(photos("train/train/a.png", "train/car/a.png", root="other"), ALL)
     assert inner.classes == ("car", "train")
 
 
-def test_a_class_that_looks_like_a_part_hides_no_other(photos):
+def test_folders_next_to_a_split_are_refused(photos):
     folder = photos("train/steam/a.png", "train/diesel/a.png", "bus/a.png", "car/a.png")
     with pytest.raises(
         InputError, match=r"other folders next to it \(bus, car\); move those"
     ) as error:
         find_source(folder)
     assert "\n" not in str(error.value)
-    folder.rename(folder.with_name("train"))  # as the error says
+    folder.rename(folder.with_name("train"))  # as the error suggests
     folder.mkdir()
     folder.with_name("train").rename(folder / "train")
     assert find_source(folder, ALL).classes == ("bus", "car", "train")
@@ -202,31 +202,31 @@ def test_a_class_that_looks_like_a_part_hides_no_other(photos):
         find_source(many)
 
 
-def test_files_beside_the_classes_are_told(photos):
+def test_files_next_to_class_folders_are_reported(photos):
     folder = photos("cat/a.png", "dog/a.png", "loose.png", ".hidden.png")
     reason = "is not in a class folder"
-    for options in (ALL, ReadOptions(hold_out=0, strict=True)):  # it can be read
+    for options in (ALL, ReadOptions(hold_out=0, strict=True)):  # the file itself can be read
         assert [vars(entry) for entry in find_source(folder, options).skipped] == [
             {"path": "loose.png", "reason": reason}
         ]
-    parts = [f"{part}/{k}/a.png" for part in ("train", "test") for k in ("cat", "dog")]
-    parted = photos(*parts, "x.png", "train/y.png", "test/z.png", root="parted")
+    files = [f"{split}/{k}/a.png" for split in ("train", "test") for k in ("cat", "dog")]
+    split = photos(*files, "x.png", "train/y.png", "test/z.png", root="split")
     names = ["x.png", "train/y.png", "test/z.png"]
-    assert [entry.path for entry in find_source(parted).skipped] == names
+    assert [entry.path for entry in find_source(split).skipped] == names
     found = find_source(
         photos("cat/a.png", "dog/a.png", root="other"), ReadOptions(test=str(folder))
     )
     assert [entry.path for entry in found.skipped] == ["loose.png"]
 
 
-def test_a_folder_for_testing(photos):
+def test_separate_test_folder(photos):
     names = [f"{k}/{i}.png" for k in "ab" for i in range(4)]
     folder = photos(*names)
-    flat, parted = (
+    flat, split = (
         photos(*names, root="flat"),
-        photos(*(f"test/{name}" for name in names), root="parted"),
+        photos(*(f"test/{name}" for name in names), root="split"),
     )
-    for test in (flat, parted):
+    for test in (flat, split):
         found = find_source(folder, ReadOptions(test=str(test)))
         assert (len(found.train), len(found.test)) == (8, 8)
         assert (found.test_name, found.noisy_test) == (f"the images of {test.name}", False)
@@ -235,7 +235,7 @@ def test_a_folder_for_testing(photos):
     assert len(find_source(folder, ReadOptions(test=str(table))).test) == 2
 
 
-def test_broken_images_to_test_on(photos):
+def test_broken_test_images(photos):
     names = [f"{k}/{i}.png" for k in "ab" for i in range(4)]
     folder, test = photos(*names), photos("a/0.png", root="test")
     (test / "a" / "1.png").write_text("no image")
@@ -246,15 +246,15 @@ def test_broken_images_to_test_on(photos):
     (test / "a" / "0.png").unlink()
     with pytest.raises(InputError, match=r"--test .*: no images can be read"):
         find_source(folder, ReadOptions(test=str(test)))
-    parted = photos(*(f"train/{name}" for name in names), root="parted")
-    (parted / "val" / "a").mkdir(parents=True)
-    (parted / "val" / "a" / "0.png").write_text("no image")
-    assert find_source(parted).test is None
+    split = photos(*(f"train/{name}" for name in names), root="split")
+    (split / "val" / "a").mkdir(parents=True)
+    (split / "val" / "a" / "0.png").write_text("no image")
+    assert find_source(split).test is None
     with pytest.raises(InputError, match=r"val/a/0.png cannot be read"):
-        find_source(parted, ReadOptions(strict=True))
+        find_source(split, ReadOptions(strict=True))
 
 
-# -------------------------------------------------------------------------------- wrong inputs
+# ------------------------------------------------------------------------------ invalid input
 
 
 @pytest.mark.parametrize(
@@ -273,21 +273,21 @@ def test_broken_images_to_test_on(photos):
         (["c/a.png"], {"fit": "pad"}, "--fit must be crop or stretch, not pad"),
     ],
 )
-def test_wrong_folders(photos, names, options, message):
+def test_invalid_folders_are_refused(photos, names, options, message):
     folder = photos(*names)
     with pytest.raises(InputError, match=message) as error:
         find_source(str(folder), ReadOptions(**options))
     assert "\n" not in str(error.value)
 
 
-def test_a_test_source_without_images(photos):
+def test_test_source_without_images_is_refused(photos):
     folder, test = photos("c/a.png", "d/a.png"), photos(root="empty")
     (test / "test" / "c").mkdir(parents=True)
     with pytest.raises(InputError, match=r"--test .*empty: has no images"):
         find_source(folder, ReadOptions(test=str(test)))
 
 
-def test_a_folder_of_broken_files(photos):
+def test_folder_with_only_broken_files_is_refused(photos):
     folder = photos()
     (folder / "cat").mkdir()
     (folder / "cat" / "a.jpg").write_text("no")
@@ -297,8 +297,8 @@ def test_a_folder_of_broken_files(photos):
         find_source(folder, ReadOptions(strict=True))
 
 
-def test_parts_keep_their_pixels(photos):
-    """From the folder to the tensor, in order."""
+def test_pixels_and_labels_keep_their_order(photos):
+    """From the files to the tensor."""
     folder = photos("a/0.png", "a/1.png", "b/0.png", "b/1.png", size=(8, 8))
     data, _ = find_source(folder, ALL).read(Reader(3, (8, 8)), 8, "host", False)
     for pixels, name in zip(data.train.images_NCHW, data.train.paths, strict=True):
@@ -307,18 +307,18 @@ def test_parts_keep_their_pixels(photos):
     assert data.train.given_N.tolist() == [0, 0, 1, 1]
 
 
-def test_the_parts_of_a_folder_by_name(photos):
+def test_splits_by_name(photos):
     folder = photos("train/a/0.png", "val/a/1.png", "test/a/2.png")
-    assert {part: listed.names for part, listed in folder_splits(folder, "x").items()} == {
+    assert {split: files.names for split, files in folder_splits(folder, "x").items()} == {
         "train": ("train/a/0.png",),
         "val": ("val/a/1.png",),
         "test": ("test/a/2.png",),
     }
 
 
-def test_a_run_is_no_class_of_its_source(photos):
+def test_run_folder_inside_the_source_is_refused(photos):
     folder = photos("cat/a.png", "dog/b.png")
-    for place in (folder / "run", folder / "cat" / "run"):
+    for out in (folder / "run", folder / "cat" / "run"):
         with pytest.raises(InputError, match=r"--out .*whose folders are classes"):
-            train(folder, place)
+            train(folder, out)
     assert not (folder / "run").exists()

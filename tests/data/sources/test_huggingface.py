@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: objects, saved folders, and a hub that is not there."""
+"""Hugging Face datasets: objects, saved folders, and the hub."""
 
 import io
 import sys
@@ -25,7 +25,7 @@ def png(colour):
 
 
 def make(n=8, names=("cat", "dog"), paths=None, image="image", label="label", **more):
-    """Red values count the rows."""
+    """A dataset in which the red value of an image is its row."""
     rows = {
         image: [{"bytes": png((i, 0, 0)), "path": paths and paths[i]} for i in range(n)],
         label: [i % 2 for i in range(n)],
@@ -42,7 +42,7 @@ def reds(data):
     return data.images_NCHW[:, 0, 0, 0].tolist()
 
 
-def test_a_dataset():
+def test_dataset_object():
     found = find_source(make(), ALL)
     assert found.train.labels == ("cat", "dog") * 4
     assert found.train.names[:2] == ("Dataset[0]", "Dataset[1]")
@@ -51,20 +51,20 @@ def test_a_dataset():
     assert data.train.classes == ("cat", "dog")
 
 
-def test_its_rows_may_be_chosen_shuffled_and_formatted():
+def test_selected_shuffled_and_formatted_rows():
     chosen = make(20).shuffle(seed=3).select(range(6)).with_format("torch")
     data, _ = find_source(chosen, ALL).read(READER, 8, "auto", False)
     assert reds(data.train) == [int(image[0, 0, 0]) for image in chosen["image"]]
 
 
-def test_splits_are_parts():
+def test_dataset_dict_has_splits():
     source = datasets.DatasetDict(train=make(), validation=make(4), test=make(2), extra=make(2))
     found = find_source(source)
     assert (len(found.train), len(found.test), found.test_name) == (8, 4, "the val images")
     assert found.train.names[3] == "data[train][3]"
 
 
-def test_files_have_their_names():
+def test_unique_file_names_are_used():
     found = find_source(make(paths=[f"{i}.png" for i in range(8)]), ALL)
     assert found.train.names[:2] == ("0.png", "1.png")
     found = find_source(make(paths=["same.png"] * 8), ALL)
@@ -91,7 +91,7 @@ def test_arrays_and_bytes_in_plain_columns():
     np.testing.assert_array_equal(data.train.images_NCHW.permute(0, 2, 3, 1), arrays)
 
 
-def test_broken_images_are_left_out(tmp_path):
+def test_broken_images_are_skipped(tmp_path):
     rows = make()
     broken = rows.cast_column("image", datasets.Image(decode=False)).to_dict()
     broken["image"][2] = {"bytes": b"no image", "path": None}
@@ -108,7 +108,7 @@ def test_broken_images_are_left_out(tmp_path):
         find_source(rows, ReadOptions(strict=True))
 
 
-def test_a_test_part_without_labels_is_passed_over():
+def test_test_split_without_labels_is_ignored():
     test = make(4)
     hidden = datasets.Dataset.from_dict(
         test.cast_column("image", datasets.Image(decode=False)).to_dict() | {"label": [-1] * 4},
@@ -121,7 +121,7 @@ def test_a_test_part_without_labels_is_passed_over():
 # -------------------------------------------------------------------------------- the hub
 
 
-def test_a_saved_folder(tmp_path, monkeypatch):
+def test_saved_folder(tmp_path, monkeypatch):
     datasets.DatasetDict(train=make(), test=make(4)).save_to_disk(tmp_path / "saved")
     monkeypatch.chdir(tmp_path)
     found = find_source("hf:saved")
@@ -133,12 +133,12 @@ def test_a_saved_folder(tmp_path, monkeypatch):
     assert len(again.test) == 4
 
 
-def test_training_on_a_saved_folder_and_on_an_object(tmp_path, capsys):
+def test_training_on_a_folder_and_on_an_object(tmp_path, capsys):
     source = datasets.DatasetDict(train=make(32), test=make(4))
     source.save_to_disk(tmp_path / "saved")
     capsys.readouterr()
-    words = ["--network", "small-cnn", "--epochs", "1", "--batch-size", "8", "--image-size", "8"]
-    code = main(["train", f"hf:{tmp_path / 'saved'}", "--out", str(tmp_path / "run"), *words])
+    flags = ["--network", "small-cnn", "--epochs", "1", "--batch-size", "8", "--image-size", "8"]
+    code = main(["train", f"hf:{tmp_path / 'saved'}", "--out", str(tmp_path / "run"), *flags])
     assert (code, capsys.readouterr().err.count("Traceback")) == (0, 0)
     table = pl.load(tmp_path / "run").labels
     assert table.path[1] == f"hf:{tmp_path / 'saved'}[train][1]"
@@ -146,7 +146,7 @@ def test_training_on_a_saved_folder_and_on_an_object(tmp_path, capsys):
     assert len(run.labels) == 32
 
 
-def test_a_run_on_a_relative_folder_goes_on(tmp_path, monkeypatch):
+def test_run_on_a_relative_folder_can_be_resumed(tmp_path, monkeypatch):
     make(32).save_to_disk(tmp_path / "saved")
     monkeypatch.chdir(tmp_path)
     first = pl.train("hf:saved", "run", quiet=True, minutes=1e-4, image_size=8, **TINY)
@@ -155,7 +155,7 @@ def test_a_run_on_a_relative_folder_goes_on(tmp_path, monkeypatch):
     assert pl.load("run").finished
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch):
+def test_unreachable_hub(monkeypatch):
     def unreachable(name, config):
         assert (name, config) == ("owner/name", "small")
         raise ConnectionError("Couldn't reach the hub\nand more")
@@ -166,7 +166,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_without_the_library(monkeypatch):
+def test_missing_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"pip install 'pseudoloss\[hf\]'"):
         find_source("hf:beans")
@@ -205,14 +205,14 @@ def test_without_the_library(monkeypatch):
         ),
     ],
 )
-def test_wrong_datasets(change, options, message):
+def test_invalid_datasets_are_refused(change, options, message):
     with pytest.raises(InputError, match=message) as error:
         find_source(change(make()), ReadOptions(**options))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("name", "message"),
     [
         ("hf:", "name a dataset, as in hf:NAME"),
         ("hf:./nowhere", "hf:./nowhere: no such folder"),
@@ -220,7 +220,7 @@ def test_wrong_datasets(change, options, message):
         ("hf:.", "not a folder written by save_to_disk"),
     ],
 )
-def test_wrong_words(words, message, tmp_path, monkeypatch):
+def test_invalid_names_are_refused(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
-        find_source(words)
+        find_source(name)

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from published import refused
+from published import assert_refused
 
 from pseudoloss.data import open_source
 
@@ -36,22 +36,24 @@ def test_imagenet32(imagenet32):
     assert data.train.noise_rate == 0
 
 
-def test_imagenet32_in_part(imagenet32, tmp_path):
+def test_incomplete_imagenet32_is_refused(imagenet32, tmp_path):
     root, content = imagenet32
     owners = "https://image-net.org/download-images"
-    refused(f"imagenet32:{tmp_path}/nowhere", rf"no such folder; .*train_data_batch_1 .*{owners}")
+    assert_refused(
+        f"imagenet32:{tmp_path}/nowhere", rf"no such folder; .*train_data_batch_1 .*{owners}"
+    )
     path = next(root.glob("train_data_batch_4*"))
     path.rename(root / "kept")
-    refused(f"imagenet32:{root}", rf"train_data_batch_4 missing in .*{owners}")
+    assert_refused(f"imagenet32:{root}", rf"train_data_batch_4 missing in .*{owners}")
     whole = (root / "kept").read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    refused(f"imagenet32:{root}", rf"train_data_batch_4.* is damaged .*{owners}")
+    assert_refused(f"imagenet32:{root}", rf"train_data_batch_4.* is damaged .*{owners}")
     wrong = content["train_data_batch_4"]
     for change in ({"data": wrong["data"][:, :9]}, {"labels": [1]}, {"data": wrong["mean"]}):
         path.write_bytes(pickle.dumps(wrong | change))
-        refused(f"imagenet32:{root}", rf"train_data_batch_4.* must hold data .*{owners}")
+        assert_refused(f"imagenet32:{root}", rf"train_data_batch_4.* must hold data .*{owners}")
     path.write_bytes(whole)
     next(root.glob("val_data*")).write_bytes(
         pickle.dumps({"data": wrong["data"], "labels": [1, 2, 3, 4, 5, 6]})
     )
-    refused(f"imagenet32:{root}", "val_data: no training image has the class 4")
+    assert_refused(f"imagenet32:{root}", "val_data: no training image has the class 4")

@@ -34,12 +34,12 @@ def test_npz(npz):
         ({"classes": np.array(4)}, "classes must be a list of names"),
     ],
 )
-def test_bad_npz(npz, changes, message):
+def test_invalid_archives_are_refused(npz, changes, message):
     with pytest.raises(InputError, match=message):
         open_source(str(npz(**changes)))
 
 
-def test_npz_that_is_none(tmp_path):
+def test_broken_and_missing_archives_are_refused(tmp_path):
     path = tmp_path / "broken.npz"
     path.write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"broken.npz: not a NumPy archive"):

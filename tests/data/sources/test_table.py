@@ -41,14 +41,14 @@ def test_tsv_and_parquet(table):
         assert find_source(str(path), ALL).train.labels == ("a", "b")
 
 
-def test_other_names_of_columns(table):
+def test_other_column_names(table):
     path = table("file,kind,part,label\n0.png,a,train,x\n1.png,b,train,x\n")
     options = ReadOptions(path_column="file", label_column="kind", split_column="part", hold_out=0)
     assert find_source(path, options).train.labels == ("a", "b")
 
 
 @pytest.mark.parametrize("kind", ["int64", "float64", "Int64", "category", "str"])
-def test_whole_numbers_are_labels(table, kind):
+def test_labels_can_be_whole_numbers(table, kind):
     rows = pd.DataFrame({"path": ["0.png", "1.png", "in/2.png"], "label": [10, 3, 10]})
     rows["label"] = rows["label"].astype(kind)
     found = find_source(table(rows, "t.parquet"), ALL)
@@ -56,7 +56,7 @@ def test_whole_numbers_are_labels(table, kind):
     assert found.classes == ("3", "10")
 
 
-def test_paths_begin_beside_the_table_or_at_the_root(table, photos, tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_table_or_absolute(table, photos, tmp_path, monkeypatch):
     other = photos("x.png", root="elsewhere") / "x.png"
     path = table(f"path,label\n0.png,a\n{other},b\n../elsewhere/x.png,b\n")
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_quotes_commas_and_a_byte_order_mark(table, photos):
     assert found.train.labels == ("cat, large", "dog", "dog", "dog", "été")
 
 
-def test_spaces_around_cells_and_columns_of_one_name(table):
+def test_spaces_around_cells_and_duplicate_columns(table):
     found = find_source(table("path , label,note,note\n 0.png, cat,x,\n1.png , dog ,y,\n"), ALL)
     assert (found.train.names, found.train.labels) == (("0.png", "1.png"), ("cat", "dog"))
     with pytest.raises(InputError, match=r"t.csv: has two columns label; rename one of them"):
@@ -87,14 +87,14 @@ def test_spaces_around_cells_and_columns_of_one_name(table):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_another_encoding_is_named(table, encoding):
+def test_utf16_is_refused(table, encoding):
     path = table("")
     path.write_bytes("\ufeffpath,label\n0.png,cat, a\n".encode(encoding))
     with pytest.raises(InputError, match=r"t.csv: is in UTF-16; save it as UTF-8"):
         find_source(path, ALL)
 
 
-def test_paths_may_begin_at_home(table, tmp_path, monkeypatch):
+def test_paths_can_start_with_the_home_folder(table, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = table("path,label\n~/photos/0.png,a\n ~/photos/1.png,b\n")
     found = find_source(path, ALL)
@@ -102,7 +102,7 @@ def test_paths_may_begin_at_home(table, tmp_path, monkeypatch):
     assert list(found.train.paths) == table_files(path, "path", "t.csv")
 
 
-def test_labels_that_pandas_would_take_for_nothing(table):
+def test_labels_that_pandas_reads_as_missing(table):
     found = find_source(table("path,label\n0.png,NA\n1.png,null\nin/2.png,007\n"), ALL)
     assert found.train.labels == ("NA", "null", "007")
 
@@ -115,7 +115,7 @@ def test_splits(table):
     assert found.test_name == "the val images"
 
 
-def test_missing_files_are_left_out_with_a_reason(table):
+def test_missing_files_are_skipped_with_a_reason(table):
     path = table("path,label\n0.png,a\n1.png,b\nno.png,b\nin,b\n")
     found = find_source(path, ALL)
     assert [vars(entry) for entry in found.skipped] == [
@@ -154,14 +154,14 @@ def test_missing_files_are_left_out_with_a_reason(table):
         ("path,label\n0.png,a\n1.png,b\n".encode("utf-16"), "t.csv: "),
     ],
 )
-def test_wrong_tables(table, content, message):
+def test_invalid_tables_are_refused(table, content, message):
     with pytest.raises(InputError, match=message) as error:
         find_source(table(content))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet"])
-def test_a_table_that_is_none(tmp_path, name):
+def test_missing_tables_and_folders_are_refused(tmp_path, name):
     with pytest.raises(InputError, match=f"{name}: no such file"):
         find_source(tmp_path / name)
     (tmp_path / name).mkdir()
@@ -169,7 +169,7 @@ def test_a_table_that_is_none(tmp_path, name):
         find_source(tmp_path / name)
 
 
-def test_parquet_that_is_broken_or_has_gaps(table):
+def test_broken_parquet_and_missing_labels_are_refused(table):
     with pytest.raises(InputError, match=r"t.parquet: cannot be read"):
         find_source(table("no parquet", "t.parquet"))
     rows = pd.DataFrame({"path": ["0.png", "1.png"], "label": pd.array([1, None], dtype="Int64")})
@@ -177,7 +177,7 @@ def test_parquet_that_is_broken_or_has_gaps(table):
         find_source(table(rows, "t.parquet"))
 
 
-def test_another_split_column_must_be_there(table):
+def test_missing_split_column_is_refused(table):
     path = table("path,label,part\n0.png,a,train\n")
     with pytest.raises(InputError, match=r"no column prt .*; did you mean part"):
         find_source(path, ReadOptions(split_column="prt"))

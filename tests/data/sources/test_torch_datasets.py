@@ -1,4 +1,4 @@
-"""Data sets of torch, and whatever else gives (image, label) for an index."""
+"""torch datasets, and other objects whose items are pairs (image, label)."""
 
 import numpy as np
 import pytest
@@ -18,17 +18,17 @@ READER = Reader(3, (8, 8))
 
 
 class Pairs:
-    """Items as given, and how often each was asked for."""
+    """A dataset of the given items that counts how often each is loaded."""
 
     def __init__(self, items, **attributes):
-        self.items, self.asked = items, [0] * len(items)
+        self.items, self.loaded = items, [0] * len(items)
         vars(self).update(attributes)
 
     def __len__(self):
         return len(self.items)
 
     def __getitem__(self, i):
-        self.asked[i] += 1
+        self.loaded[i] += 1
         if isinstance(self.items[i], Exception):
             raise self.items[i]
         return self.items[i]
@@ -42,25 +42,25 @@ def read(source, options=ALL):
     return find_source(source, options).read(READER, 8, "auto", False)
 
 
-def test_images_of_pil():
+def test_pil_images():
     source = Pairs([(image(i), i % 2) for i in range(6)])
     data, skipped = read(source)
     assert data.train.images_NCHW[:, 0, 0, 0].tolist() == list(range(6))
     assert data.train.classes == ("0", "1")
     assert data.train.paths[2] == "Pairs[2]"
     assert skipped == ()
-    assert source.asked == [2] * 6  # once for label and size, once for pixels
+    assert source.loaded == [2] * 6  # once for label and size, once for pixels
 
 
-def test_targets_spare_asking_for_labels():
+def test_targets_are_used_as_labels():
     source = Pairs(
         [(image(i), "wrong") for i in range(4)], targets=[0, 1, 1, 0], classes=["x", "y"]
     )
     assert find_source(source, ALL).train.labels == ("x", "y", "y", "x")
-    assert source.asked == [1] * 4
+    assert source.loaded == [1] * 4
     source.targets = torch.tensor([0, 0, 1, 1])
     assert find_source(source, ALL).train.labels == ("x", "x", "y", "y")
-    source.target_transform = str  # then targets are not what items say
+    source.target_transform = str  # then `targets` are not the labels
     assert find_source(source, ALL).train.labels == ("wrong",) * 4
 
 
@@ -82,11 +82,11 @@ def test_arrays_and_tensors(value):
 
 
 @pytest.mark.parametrize("label", [1, np.int64(1), torch.tensor(1), np.array(1), 1.0, True])
-def test_kinds_of_labels(label):
+def test_label_types(label):
     assert find_source(Pairs([(image(), label), (image(), 0)]), ALL).classes == ("0", "1")
 
 
-def test_items_that_cannot_be_had_are_left_out():
+def test_items_that_cannot_be_loaded_are_skipped():
     items = [(image(i), i % 2) for i in range(6)]
     items[1] = RuntimeError("broken\nrecord")
     items[2] = (None, 0)
@@ -113,7 +113,7 @@ def test_torchvision_and_subsets(photos):
     assert len(fake.train) == 6
 
 
-def test_tensor_datasets_and_a_dict_of_parts():
+def test_tensor_dataset_and_dict_of_splits():
     images, labels = make_images(32, size=8)
     rows = TensorDataset(torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels))
     found = find_source({"train": rows, "test": Subset(rows, range(8))})
@@ -158,6 +158,6 @@ def test_training(tmp_path):
         ([], {}, "no images can be read"),
     ],
 )
-def test_wrong_items(items, attributes, message):
+def test_invalid_items_are_refused(items, attributes, message):
     with pytest.raises(InputError, match=message):
         find_source(Pairs(items, **attributes))

@@ -1,12 +1,19 @@
 """Web-aircraft, Web-bird and Web-car, on a small folder with their layout."""
 
-import numpy as np
+import shutil
+
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
-from published import BICUBIC, QUICK, cut, read, refused, save, save_odd
-from torchvision.transforms import CenterCrop, Compose, Resize
+from published import (
+    QUICK,
+    assert_refused,
+    assert_torchvision_pixels,
+    read,
+    save,
+    save_unusual,
+    truncate,
+)
 
 import pseudoloss as pl
 from pseudoloss.cli import main
@@ -17,13 +24,14 @@ from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.errors import InputError
 from pseudoloss.presets import request
 
-WEB = QUICK | {"weights": None, "image_size": 16, "batch_size": 3}
+SETTINGS = QUICK | {"weights": None, "image_size": 16, "batch_size": 3}
 
 
-@pytest.fixture
-def web(tmp_path):
-    """Lists as they are published: paths from the folder (train), and from its part (val)."""
-    root = tmp_path / "web"
+@pytest.fixture(scope="module")
+def web(tmp_path_factory):
+    """Paths in the training list are relative to the folder, in the other list to val/. Not to be
+    changed."""
+    root = tmp_path_factory.mktemp("web")
     lists = {"train": [], "val": []}
     for i in range(6):
         save(root / "train" / f"k{i % 3}" / f"{i}.jpg", (40 * i, 9, 9), (700, 520 + i))
@@ -31,13 +39,26 @@ def web(tmp_path):
     for i in range(3):
         save(root / "val" / f"k{i}" / "a:b.png", 40 * i, (300, 200))
         lists["val"].append(f"k{i}/a:b.png:{i}")
-    for part, lines in lists.items():
-        (root / f"{part}-list.txt").write_text("\n".join(lines) + "\n")
+    for split, lines in lists.items():
+        (root / f"{split}-list.txt").write_text("\n".join(lines) + "\n")
     return root
 
 
+@pytest.fixture
+def web_copy(web, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(web, tmp_path / "web")
+
+
+@pytest.fixture(scope="module")
+def web_run(web, tmp_path_factory):
+    """A run with the images in memory."""
+    out = tmp_path_factory.mktemp("runs") / "host"
+    return pl.train(f"web-bird:{web}", out, images="host", **SETTINGS)
+
+
 @pytest.mark.parametrize("name", ["web-aircraft", "web-bird", "web-car"])
-def test_web(web, name):
+def test_web_datasets(web, name):
     data, _ = read(f"{name}:{web}")
     assert data.train.images_NCHW.shape == (6, 3, 512, 512)
     assert data.test.images_NCHW.shape == (3, 3, 512, 512)
@@ -51,46 +72,37 @@ def test_web(web, name):
     assert data.image_size == 448
 
 
-@pytest.mark.parametrize("where", ["host", "files"])
-def test_pixels_of_the_web_sets_are_torchvisions(web, where):
-    save_odd(web)
-    lines = [f"{path.name}:{i % 3}" for i, path in enumerate(sorted(web.glob("n*")))]
-    (web / "train-list.txt").write_text("\n".join(lines))
-    data, _ = read(f"web-bird:{web}", where)
-    assert len(data.train) == 12
-    images = data.train.images_NCHW
-    for i, name in enumerate(data.train.paths):
-        with Image.open(web / name) as image:
-            theirs = Compose([Resize(512, BICUBIC), CenterCrop(512)])(image.convert("RGB"))
-        ours = images[i] if where == "host" else images.reader.read(images.paths[i])
-        np.testing.assert_array_equal(ours, np.asarray(theirs).transpose(2, 0, 1))
+def test_pixels_equal_torchvision(web_copy):
+    save_unusual(web_copy, largest=(1300, 900))
+    lines = [f"{path.name}:{i % 3}" for i, path in enumerate(sorted(web_copy.glob("n*")))]
+    (web_copy / "train-list.txt").write_text("\n".join(lines))
+    for where in ("host", "files"):
+        data, _ = read(f"web-bird:{web_copy}", where)
+        assert len(data.train) == 12
+        assert_torchvision_pixels(data.train, web_copy, 512)
 
 
-def test_the_web_sets_stay_in_their_files_where_memory_is_short(web, tmp_path, monkeypatch):
-    """And give the same labels as from memory."""
-    words = f"web-bird:{web}"
-    runs = [pl.train(words, tmp_path / "host", images="host", **WEB)]
+def test_images_stay_in_files_if_memory_is_short(web, web_run, tmp_path, monkeypatch):
+    """And training gives the same labels as with images in memory."""
+    source = f"web-bird:{web}"
     monkeypatch.setattr(scanning, "free_memory", lambda: 2**20)
-    data, _ = read(words)
+    data, _ = read(source)
     assert isinstance(data.train.images_NCHW, ImageFiles)
-    assert inspect(words).plan.images == "files"
-    runs.append(pl.train(words, tmp_path / "files", **WEB))
-    tables = [(tmp_path / name / "labels.csv").read_bytes() for name in ("host", "files")]
-    assert tables[0] == tables[1]
-    assert runs[0].summary["accuracy"] == runs[1].summary["accuracy"]
+    assert inspect(source).plan.images == "files"
+    run = pl.train(source, tmp_path / "files", **SETTINGS)
+    assert run.labels.equals(web_run.labels)
+    assert run.summary["accuracy"] == web_run.summary["accuracy"]
 
 
-def test_a_model_of_a_web_set_reads_files_as_its_training_did(web):
-    words = f"web-bird:{web}"
-    run = pl.train(words, **WEB)
-    assert run.model.reader == Reader(3, (512, 512), "published-crop")
-    found = run.model.evaluate(words)
+def test_model_reads_files_as_in_training(web, web_run):
+    assert web_run.model.reader == Reader(3, (512, 512), "published-crop")
+    found = web_run.model.evaluate(f"web-bird:{web}")
     assert (found.source, found.part) == ("web-bird", "test")
-    assert found.accuracy == pytest.approx(run.summary["accuracy"]["last"])
+    assert found.accuracy == pytest.approx(web_run.summary["accuracy"]["last"])
 
 
-def test_other_labels_for_a_web_set(web):
-    run = pl.train(f"web-bird:{web}", corrupt="pair:1", **WEB)
+def test_label_noise(web):
+    run = pl.train(f"web-bird:{web}", corrupt="pair:1", **(SETTINGS | {"epochs": 1}))
     assert run.labels["given_label"].astype(str).tolist() == ["1", "2", "0"] * 2
     assert run.summary["noise"] == {"in": 1, "out": 0}
 
@@ -102,33 +114,33 @@ def test_its_preset_is_used_unchanged(web):
     assert chosen.fitting == {}
 
 
-def test_broken_files_of_a_web_set(web, tmp_path, capsys):
-    with (web / "train-list.txt").open("a") as lines:
+def test_broken_files(web_copy, tmp_path, capsys):
+    source = f"web-bird:{web_copy}"
+    with (web_copy / "train-list.txt").open("a") as lines:
         lines.write("train/k1/6.jpg:1\n")
-    save(web / "train" / "k1" / "6.jpg", (9, 9, 9), (700, 520))  # cut behind its header
-    cut(web / "train" / "k1" / "6.jpg")
-    (web / "val" / "k0" / "a:b.png").write_bytes(b"")
-    pl.train(f"web-bird:{web}", tmp_path / "run", **WEB)
+    save(web_copy / "train" / "k1" / "6.jpg", (9, 9, 9), (700, 520))
+    truncate(web_copy / "train" / "k1" / "6.jpg")  # after the header
+    (web_copy / "val" / "k0" / "a:b.png").write_bytes(b"")
+    pl.train(source, tmp_path / "run", **(SETTINGS | {"epochs": 1}))
     skipped = pd.read_csv(tmp_path / "run" / "skipped.csv")
     assert skipped["path"].tolist() == ["val/k0/a:b.png", "train/k1/6.jpg"]
-    words = ["train", f"web-bird:{web}", "--out", str(tmp_path / "strict"), "--strict"]
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert "web-bird: val/k0/a:b.png cannot be read (empty file); without --strict" in said
-    assert "Traceback" not in said
+    assert main(["train", source, "--out", str(tmp_path / "strict"), "--strict"]) == 2
+    message = capsys.readouterr().err
+    assert "web-bird: val/k0/a:b.png cannot be read (empty file); without --strict" in message
+    assert "Traceback" not in message
     assert not (tmp_path / "strict").exists()
     for name in ("1.jpg", "4.jpg"):
-        cut(web / "train" / "k1" / name)
+        truncate(web_copy / "train" / "k1" / name)
     with pytest.raises(InputError, match="web-bird: no image of the class 1 can be read"):
-        read(f"web-bird:{web}")
+        read(source)
 
 
-def test_missing_files_end_the_command(web, tmp_path, capsys):
-    (web / "train" / "k1" / "4.jpg").unlink()
-    assert main(["train", f"web-bird:{web}", "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
-    assert "k1/4.jpg is missing; its owners publish it at https://github.com/NUST-" in said
-    assert len(said.strip().splitlines()) == 1
+def test_missing_files_give_one_error_line(web_copy, tmp_path, capsys):
+    (web_copy / "train" / "k1" / "4.jpg").unlink()
+    assert main(["train", f"web-bird:{web_copy}", "--out", str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    assert "k1/4.jpg is missing; its owners publish it at https://github.com/NUST-" in message
+    assert len(message.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,50 +151,52 @@ def test_missing_files_end_the_command(web, tmp_path, capsys):
         ({"hold_out": 0.2}, "--hold-out: web-bird has test images already"),
     ],
 )
-def test_what_a_recipe_leaves_no_choice_about(web, options, message):
+def test_options_that_the_recipe_decides_are_refused(web, options, message):
     with pytest.raises(InputError, match=message):
         find_source(f"web-bird:{web}", ReadOptions(**options))
 
 
-def test_web_sets_and_images_of_ones_own_test_each_other(web, photos):
+def test_test_images_from_another_source(web, photos):
     found = find_source(f"web-bird:{web}", ReadOptions(test=str(photos("0/a.png", "2/b.png"))))
     assert (found.test.labels, found.test_name) == (("0", "2"), "the images of photos")
-    mine = photos("0/a.png", "1/a.png", "2/a.png", root="mine")
-    found = find_source(mine, ReadOptions(test=f"web-bird:{web}"))
+    own = photos("0/a.png", "1/a.png", "2/a.png", root="own")
+    found = find_source(own, ReadOptions(test=f"web-bird:{web}"))
     assert found.test.names == tuple(f"val/k{i}/a:b.png" for i in range(3))
 
 
-def test_web_images_are_not_made_larger(web):
-    listing = find_source(f"web-bird:{web}")
+def test_larger_image_size_is_refused(web):
+    scanned = find_source(f"web-bird:{web}")
     settings = request(None, None, {"image_size": 600}).settings("web-bird")
     with pytest.raises(InputError, match=r"--image-size 600 is larger than the images \(512×512"):
-        choose_reader(listing, settings, "crop")
+        choose_reader(scanned, settings, "crop")
 
 
-def test_empty_lines_at_the_end_of_a_list(web):
-    before = find_source(f"web-bird:{web}")
+def test_empty_lines_at_the_end_of_a_list_are_ignored(web_copy):
+    before = find_source(f"web-bird:{web_copy}")
     for name in ("train-list.txt", "val-list.txt"):
-        (web / name).write_text((web / name).read_text().rstrip() + "\n\n \n")
-    after = find_source(f"web-bird:{web}")
+        (web_copy / name).write_text((web_copy / name).read_text().rstrip() + "\n\n \n")
+    after = find_source(f"web-bird:{web_copy}")
     assert (after.train, after.test) == (before.train, before.test)
 
 
-def test_web_in_part(web, tmp_path):
+def test_incomplete_datasets_are_refused(web_copy, tmp_path):
+    source, root = f"web-bird:{web_copy}", web_copy
     owners = "https://github.com/NUST-Machine-Intelligence-Laboratory/weblyFG-dataset"
-    refused(f"web-bird:{tmp_path}/nowhere", rf"no such folder; .*train-list.txt and .*{owners}")
-    refused("web-car", "name the folder of its files, as in web-car:DIR")
-    image = web / "train" / "k1" / "4.jpg"
-    image.rename(web / "moved.jpg")
-    refused(f"web-bird:{web}", rf"train-list.txt: line 5: .*k1/4.jpg is missing; .*{owners}")
-    (web / "moved.jpg").rename(image)
-    lines = (web / "val-list.txt").read_text()
-    (web / "val-list.txt").write_text(lines.replace(":2", ":9"))
-    refused(f"web-bird:{web}", "val/k2/a:b.png has the class 9, which no training image has")
-    (web / "val-list.txt").write_text("k0/a.jpg\n")
-    refused(f"web-bird:{web}", "val-list.txt: line 1 is not PATH:CLASS")
-    (web / "val-list.txt").write_bytes(b"\xff\xfe\x00")
-    refused(f"web-bird:{web}", "val-list.txt is not text")
-    (web / "val-list.txt").write_text("")
-    refused(f"web-bird:{web}", rf"val-list.txt is empty; .*{owners}")
-    (web / "val-list.txt").unlink()
-    refused(f"web-bird:{web}", rf"val-list.txt cannot be read .*{owners}")
+    layout = "no such folder; .*train-list.txt and"
+    assert_refused(f"web-bird:{tmp_path}/nowhere", rf"{layout} .*{owners}")
+    assert_refused("web-car", "name the folder of its files, as in web-car:DIR")
+    image = root / "train" / "k1" / "4.jpg"
+    image.rename(root / "moved.jpg")
+    assert_refused(source, rf"train-list.txt: line 5: .*k1/4.jpg is missing; .*{owners}")
+    (root / "moved.jpg").rename(image)
+    val_list = root / "val-list.txt"
+    val_list.write_text(val_list.read_text().replace(":2", ":9"))
+    assert_refused(source, "val/k2/a:b.png has the class 9, which no training image has")
+    val_list.write_text("k0/a.jpg\n")
+    assert_refused(source, "val-list.txt: line 1 is not PATH:CLASS")
+    val_list.write_bytes(b"\xff\xfe\x00")
+    assert_refused(source, "val-list.txt is not text")
+    val_list.write_text("")
+    assert_refused(source, rf"val-list.txt is empty; .*{owners}")
+    val_list.unlink()
+    assert_refused(source, rf"val-list.txt cannot be read .*{owners}")
