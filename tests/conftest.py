@@ -74,16 +74,16 @@ def finished(tiny_run, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def begun_once(tmp_path_factory):
-    out = tmp_path_factory.mktemp("begun") / "run"
+def stopped_once(tmp_path_factory):
+    out = tmp_path_factory.mktemp("stopped") / "run"
     assert not pl.train(make_source(), out=out, minutes=1e-9, quiet=True, **TINY).finished
     return out
 
 
 @pytest.fixture
-def begun(begun_once, tmp_path):
+def stopped(stopped_once, tmp_path):
     """The folder of a run of three epochs that was stopped after the first."""
-    return shutil.copytree(begun_once, tmp_path / "run")
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 def metrics_of(run: Path):

@@ -1,6 +1,8 @@
-"""PLS as scikit-learn sees it."""
+"""PLS as an estimator of scikit-learn."""
 
+import inspect
 import pickle
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from conftest import TINY, make_images
 from pseudoloss import PLS, InputError
+from pseudoloss.config import PLSSettings, Settings
 
 
 @pytest.fixture(scope="module")
@@ -32,21 +35,21 @@ def test_fit_predict_score(fitted):
     assert (model.predict(images[:7]) == model.classes_[probabilities.argmax(1)]).all()
 
 
-def test_what_was_learnt_about_every_label(fitted):
+def test_the_label_table(fitted):
     model, images, names = fitted
     assert len(model.labels_) == len(images)
     assert model.labels_["given_label"].tolist() == names.tolist()
     assert model.run_.summary["epochs"] == 8
 
 
-def test_nothing_is_predicted_of_nothing(fitted):
+def test_no_images_give_no_predictions(fitted):
     model, images = fitted[0], fitted[1]
     assert model.predict(images[:0]).shape == (0,)
     assert model.predict_proba(images[:0]).shape == (0, len(model.classes_))
 
 
-def test_predictions_do_not_depend_on_the_rest(fitted):
-    """To the bit, also of a lone image, which libraries would compute by other kernels."""
+def test_predictions_do_not_depend_on_the_other_images(fitted):
+    """Bit for bit; a single image, too, which libraries would compute with other kernels."""
     model, images, _ = fitted
     whole = model.predict_proba(images[:20])
     for size in (1, 2, 7):
@@ -57,7 +60,7 @@ def test_predictions_do_not_depend_on_the_rest(fitted):
 def test_kinds_of_images_and_labels():
     images, labels = make_images()
     for x in (images, images[..., 0], images / 255, images.transpose(0, 3, 1, 2)):
-        model = PLS(**TINY).fit(x, labels)
+        model = PLS(**(TINY | {"epochs": 2})).fit(x, labels)
         assert model.predict(x).dtype == labels.dtype
 
 
@@ -77,13 +80,31 @@ def test_clone_and_parameters():
         PLS(epoch=3)
 
 
-def test_small_sets_get_small_batches():
-    """As they do from pl.train: folds of a small set have fewer images than a batch has."""
+def test_parameters_are_the_shared_settings_and_those_of_pls():
+    names = set(PLS().get_params())
+    assert names == set(inspect.signature(PLS).parameters)
+    shared = {field.name for field in fields(Settings)} - {"method_settings"}
+    assert names == {"preset", "verbose"} | shared | {field.name for field in fields(PLSSettings)}
+    assert {"gamma", "initial_trust", "protect_rare_classes", "schedule"} <= names
+    for name in ("elr_beta", "forget_rate", "method_settings"):
+        with pytest.raises(TypeError, match=f"no parameter '{name}'"):
+            PLS(**{name: 1})
+
+
+def test_settings_of_pls_reach_the_run():
+    images, labels = make_images()
+    model = PLS(gamma=1.5, schedule="constant", **(TINY | {"epochs": 2})).fit(images, labels)
+    assert model.run_.settings.method_settings.gamma == 1.5
+    assert model.run_.settings.schedule == "constant"
+
+
+def test_small_datasets_get_small_batches():
+    """As with pl.train: a fold of a small dataset may have fewer images than a batch."""
     images, labels = make_images()
     quick = {"network": "small-cnn", "epochs": 2}
     model = PLS(**quick).fit(images[:40], labels[:40])
     assert model.run_.settings.batch_size <= 40 // 8
-    with pytest.raises(InputError, match="--batch-size 256 is larger than the set"):
+    with pytest.raises(InputError, match="--batch-size 256 is larger than the dataset"):
         PLS(preset="default", **quick).fit(images[:40], labels[:40])
 
 
@@ -107,7 +128,7 @@ def test_bad_input():
         PLS(**TINY).fit(images, labels[:-1])
     with pytest.raises(InputError, match="all labels are of one class"):
         PLS(**TINY).fit(images, labels * 0)
-    with pytest.raises(InputError, match="--batch-size 256 is larger than the set"):
+    with pytest.raises(InputError, match="--batch-size 256 is larger than the dataset"):
         PLS(preset="default").fit(images, labels)
     with pytest.raises(InputError, match="all numbers or all text"):
         PLS(**TINY).fit(images, np.array(["a", 1] * 32, dtype=object))
@@ -123,8 +144,8 @@ def test_bad_input():
 
 
 class FoldedPLS(PLS):
-    """PLS for the tables of numbers that scikit-learn's checks are made of: a row is scaled to
-    0..1 and laid out as an image of 8×8. All else is PLS itself."""
+    """PLS for the tables of numbers in scikit-learn's checks: a row is scaled to 0..1 and becomes
+    an image of 8×8. Everything else is PLS itself."""
 
     def fit(self, X, y):
         X = validate_data(self, X) if y is None else validate_data(self, X, y)[0]
@@ -148,8 +169,11 @@ class FoldedPLS(PLS):
         return tags
 
 
+QUICK = {"network": "small-cnn", "epochs": 5, "lr": 0.1, "pad": 0, "flip": False, "device": "cpu"}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks([FoldedPLS(preset="digits", epochs=8, batch_size=8, device="cpu")])
+@parametrize_with_checks([FoldedPLS(**QUICK)])
 def test_scikit_learns_checks(estimator, check):
     check(estimator)

@@ -57,22 +57,22 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path, ch
         assert torch.equal(tensor, before[name]), name
 
 
-def test_a_damaged_checkpoint_is_named(begun, tiny_source):
-    (begun / "checkpoint" / "last.safetensors").write_bytes(b"garbage")
+def test_a_damaged_checkpoint_is_named(stopped, tiny_source):
+    (stopped / "checkpoint" / "last.safetensors").write_bytes(b"garbage")
     with pytest.raises(InputError, match=r"last.safetensors: not a checkpoint of this run"):
-        pl.train(tiny_source, out=begun, resume=True, quiet=True)
+        pl.train(tiny_source, out=stopped, resume=True, quiet=True)
 
 
-def test_a_record_of_another_version_is_named(begun, tiny_source):
-    path = begun / "checkpoint" / "last.safetensors"
+def test_a_record_of_another_version_is_named(stopped, tiny_source):
+    path = stopped / "checkpoint" / "last.safetensors"
     tensors, record = from_safetensors(path)
     write_safetensors(path, tensors, record | {"new": 1})
     with pytest.raises(InputError, match=r"last.safetensors: of another version"):
-        pl.train(tiny_source, out=begun, resume=True, quiet=True)
+        pl.train(tiny_source, out=stopped, resume=True, quiet=True)
 
 
-def test_a_missing_model_of_the_best_epoch_is_noticed_at_once(begun, tiny_source):
-    (best,) = (begun / "checkpoint").glob("best-*")
+def test_a_missing_model_of_the_best_epoch_is_noticed_at_once(stopped, tiny_source):
+    (best,) = (stopped / "checkpoint").glob("best-*")
     best.unlink()
     with pytest.raises(InputError, match=rf"{best.name}: is missing, the model of the best epoch"):
-        pl.train(tiny_source, out=begun, resume=True, quiet=True)
+        pl.train(tiny_source, out=stopped, resume=True, quiet=True)

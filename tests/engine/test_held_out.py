@@ -104,8 +104,8 @@ def test_skipped_files_keep_their_position(photos, tiny_settings):
 @pytest.mark.parametrize("key", ["index", "path"])
 def test_a_table_of_labels_may_have_rows_of_held_out_images(key, photos, tmp_path, tiny_settings):
     """Such as an unchanged labels.csv: every training image gets its label from there."""
-    words = {"hold_out": 0.25, "corrupt": "symmetric-exact:0.5"}
-    pl.train(photos, tmp_path / "run", quiet=True, **words, **tiny_settings)
+    options = {"hold_out": 0.25, "corrupt": "symmetric-exact:0.5"}
+    pl.train(photos, tmp_path / "run", quiet=True, **options, **tiny_settings)
     table = pl.load(tmp_path / "run").labels
     names = {"index": ["path"], "path": ["index"]}[key]
     table.drop(columns=names).to_csv(tmp_path / "labels.csv", index=False)
@@ -113,8 +113,8 @@ def test_a_table_of_labels_may_have_rows_of_held_out_images(key, photos, tmp_pat
     assert (table["given_label"] != from_folder).sum() == N / 2
     given = table.set_index("path")["given_label"]
     for changes in ({}, {"seed": 7}, {"hold_out": 0.0}):
-        words = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
-        again = pl.train(photos, quiet=True, **(tiny_settings | words | changes)).labels
+        options = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
+        again = pl.train(photos, quiet=True, **(tiny_settings | options | changes)).labels
         trained = trained_on_table(again).set_index("path")["given_label"]
         assert trained.to_dict() == given[trained.index].to_dict()
         rest = again[again["part"] == "held-out"]
@@ -127,11 +127,11 @@ def test_a_table_of_labels_needs_rows_of_all_training_images_and_no_unknown_ones
 ):
     table = pl.train(photos, quiet=True, hold_out=0.25, **tiny_settings).labels
     named = table[["index", "given_label"]].rename(columns={"given_label": "label"})
-    words = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
+    options = {"hold_out": 0.25, "corrupt": f"labels:{tmp_path / 'labels.csv'}"}
 
     def train(rows):
         rows.to_csv(tmp_path / "labels.csv", index=False)
-        return pl.train(photos, quiet=True, **words, **tiny_settings).labels
+        return pl.train(photos, quiet=True, **options, **tiny_settings).labels
 
     assert train(named[:N])["given_label"].tolist() == table["given_label"].tolist()
     with pytest.raises(InputError, match="1 images have no row"):
@@ -144,12 +144,12 @@ def test_nothing_is_held_out_if_there_are_test_images(photos, tmp_path, tiny_set
     (tmp_path / "parts").mkdir()
     photos.rename(tmp_path / "parts" / "train")
     shutil.copytree(tmp_path / "parts" / "train", tmp_path / "parts" / "val")
-    for source, words in (
+    for source, options in (
         (tmp_path / "parts", {}),
         (tmp_path / "parts" / "train", {"test": tmp_path / "parts" / "val"}),
     ):
         with pytest.raises(InputError, match="--hold-out: there are test images already"):
-            pl.train(source, quiet=True, hold_out=0.2, **words, **tiny_settings)
+            pl.train(source, quiet=True, hold_out=0.2, **options, **tiny_settings)
 
 
 def test_wrong_labels_are_found_among_them(tiny_settings):

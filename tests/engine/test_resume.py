@@ -142,21 +142,21 @@ def test_stopped_by_the_clock_between_checkpoints(tmp_path, tiny_source, tiny_se
     assert run.finished
 
 
-def test_a_half_written_line_of_metrics_is_dropped(begun, tiny_source):
-    with (begun / "metrics.jsonl").open("a") as file:
+def test_a_half_written_line_of_metrics_is_dropped(stopped, tiny_source):
+    with (stopped / "metrics.jsonl").open("a") as file:
         file.write('[]\n{"epoch": 2, "los')
-    run = pl.train(tiny_source, out=begun, resume=True, quiet=True)
+    run = pl.train(tiny_source, out=stopped, resume=True, quiet=True)
     assert run.metrics["epoch"].tolist() == [1, 2, 3]
 
 
 # ------------------------------------------------------------------------------- what is refused
 
 
-def test_an_existing_run_is_never_overwritten(begun, tiny_source, tiny_settings):
-    before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
+def test_an_existing_run_is_never_overwritten(stopped, tiny_source, tiny_settings):
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match=r"--out .*run.*--resume"):
-        pl.train(tiny_source, out=begun, quiet=True, **tiny_settings)
-    assert before == {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
+        pl.train(tiny_source, out=stopped, quiet=True, **tiny_settings)
+    assert before == {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
 
 
 def test_other_files_are_never_overwritten(tmp_path, tiny_source, tiny_settings):
@@ -227,33 +227,33 @@ def test_resume_starts_a_run_where_there_is_none(tmp_path, tiny_source, tiny_set
     assert run.finished
 
 
-def test_resume_keeps_settings_and_refuses_others(begun, tiny_source):
+def test_resume_keeps_settings_and_refuses_others(stopped, tiny_source):
     with pytest.raises(InputError, match=r"--lr 0.2 differs from the --lr 0.05"):
-        pl.train(tiny_source, out=begun, resume=True, quiet=True, lr=0.2)
+        pl.train(tiny_source, out=stopped, resume=True, quiet=True, lr=0.2)
     with pytest.raises(InputError, match=r"--gamma 1.0 differs from the --gamma 2.0"):
-        pl.train(tiny_source, out=begun, resume=True, quiet=True, gamma=1)
+        pl.train(tiny_source, out=stopped, resume=True, quiet=True, gamma=1)
     with pytest.raises(InputError, match=r"--method ce differs from the --method pls"):
-        pl.train(tiny_source, out=begun, resume=True, quiet=True, method="ce")
-    run = pl.train(tiny_source, out=begun, resume=True, quiet=True)
+        pl.train(tiny_source, out=stopped, resume=True, quiet=True, method="ce")
+    run = pl.train(tiny_source, out=stopped, resume=True, quiet=True)
     assert run.settings.lr == 0.05
     assert run.finished
 
 
-def test_resume_refuses_other_images(begun):
+def test_resume_refuses_other_images(stopped):
     with pytest.raises(InputError, match="--resume: the images or labels of arrays are not those"):
-        pl.train(make_images(seed=8), out=begun, resume=True, quiet=True)
+        pl.train(make_images(seed=8), out=stopped, resume=True, quiet=True)
 
 
-def test_resume_refuses_another_test_set(begun, tiny_source):
+def test_resume_refuses_another_test_set(stopped, tiny_source):
     other = pl.arrays(*make_images(), true_labels=make_images()[1])
     assert torch.equal(other.train.given_N, tiny_source.train.given_N)
     with pytest.raises(InputError, match="are not those the run began with"):
-        pl.train(other, out=begun, resume=True, quiet=True)
+        pl.train(other, out=stopped, resume=True, quiet=True)
 
 
-def test_arrays_are_needed_again_to_resume(begun):
+def test_arrays_are_needed_again_to_resume(stopped):
     with pytest.raises(InputError, match=r"run .* with data in Python, .*resume=True"):
-        pl.train(out=begun, resume=True, quiet=True)
+        pl.train(out=stopped, resume=True, quiet=True)
 
 
 def test_a_finished_run_is_left_as_it_is(finished, tiny_source, capsys):
@@ -320,8 +320,8 @@ def test_a_file_of_labels_may_have_moved(tmp_path, tiny_source, tiny_settings):
     assert run.finished
 
 
-def test_published_weights_are_not_downloaded_again(begun, tiny_source):
-    config = json.loads((begun / "config.json").read_text())
+def test_published_weights_are_not_downloaded_again(stopped, tiny_source):
+    config = json.loads((stopped / "config.json").read_text())
     config["settings"]["weights"] = "pretrained"  # refused for our own networks, were it used
-    (begun / "config.json").write_text(json.dumps(config))
-    assert pl.train(tiny_source, out=begun, resume=True, quiet=True).finished
+    (stopped / "config.json").write_text(json.dumps(config))
+    assert pl.train(tiny_source, out=stopped, resume=True, quiet=True).finished

@@ -58,9 +58,9 @@ def test_what_is_not_a_run_is_refused(tmp_path):
         pl.load(tmp_path)
 
 
-def test_an_unfinished_run_cannot_be_loaded(begun):
+def test_an_unfinished_run_cannot_be_loaded(stopped):
     with pytest.raises(InputError, match="is not finished"):
-        pl.load(begun)
+        pl.load(stopped)
 
 
 # ------------------------------------------------------------------------------- of version 0.1

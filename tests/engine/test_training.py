@@ -288,11 +288,11 @@ def test_presets_of_cifar_n_also_work_for_other_sources(
     tmp_path, tiny_source, tiny_settings, named, noise
 ):
     """To resume, the noise need not be named again."""
-    words = {"out": tmp_path / "run", "preset": "cifar10n", "quiet": True}
+    options = {"out": tmp_path / "run", "preset": "cifar10n", "quiet": True}
     settings = tiny_settings | {"epochs": 2}
-    run = pl.train(tiny_source, minutes=1e-9, **named, **words, **settings)
+    run = pl.train(tiny_source, minutes=1e-9, **named, **options, **settings)
     assert (run.finished, run.summary["noise"]["in"]) == (False, noise)
-    run = pl.train(tiny_source, resume=True, **words, **settings)
+    run = pl.train(tiny_source, resume=True, **options, **settings)
     assert (run.finished, run.summary["noise"]["in"]) == (True, noise)
 
 

@@ -77,8 +77,7 @@ def train(
         checkpoint_every: number of epochs between checkpoints (the last epoch always has one).
         quiet: print nothing.
         settings: any field of `Settings` or of the settings of the method, on top of the preset;
-        and
-            any field of `ReadOptions`, which say how image files are read.
+            and any field of `ReadOptions`, which say how image files are read.
 
     Returns:
         The run: its label table, metrics, summary and model.
