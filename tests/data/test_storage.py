@@ -98,8 +98,8 @@ def test_streaming_is_reported_unless_requested(tiny_source, tiny_settings, monk
 
     monkeypatch.setattr(storage, "room_for_images", lambda device: 0)
     trainer = Trainer(tiny_source, Settings(**tiny_settings), Recorder())
-    assert trainer.pixels.streamed
-    assert "The images (0.0 GiB) stay in the host's memory" in messages[0]
+    assert trainer.images.streamed
+    assert "The images (0.0 GiB) stay in host memory" in messages[0]
     assert "The test images" in messages[1]
     messages.clear()
     Trainer(tiny_source, Settings(images="host", **tiny_settings), Recorder())
