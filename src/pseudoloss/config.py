@@ -264,9 +264,9 @@ class Settings:
 
 def parse_schedule(text: str) -> tuple[tuple[int, ...], float] | None:
     """Epochs and factor of a schedule of steps; None for the others."""
-    kind, _, rest = text.partition(":")
-    if kind in ("cosine", "constant") and not rest:
+    if text in ("cosine", "constant"):
         return None
+    kind, _, rest = text.partition(":")
     try:
         epochs_text, factor_text = rest.split(":")
         epochs = tuple(int(word) for word in epochs_text.split(","))

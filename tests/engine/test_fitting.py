@@ -227,3 +227,11 @@ def test_times_with_units(text, minutes, monkeypatch, tmp_path):
 def test_other_times_are_refused(text, capsys):
     assert main(["train", "digits", "--out", "x", "--time", text]) == 2
     assert "--time: must be a time" in capsys.readouterr().err
+
+
+def test_steps_of_the_learning_rate_are_scaled_with_the_epochs():
+    usual = Settings(method="elr", epochs=150, warmup=0, schedule="steps:80,120:0.01")
+    scaled = with_epochs(usual, 15)
+    assert (scaled.schedule, scaled.warmup) == ("steps:8,12:0.01", 0)
+    assert with_epochs(usual, 150) == usual
+    assert with_epochs(Settings(), 10).schedule == "cosine"

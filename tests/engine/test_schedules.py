@@ -45,7 +45,8 @@ def test_steps_multiply_the_rate_at_the_start_of_the_next_epoch():
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "linear", "cosine:3", "step:80:0.1", "steps", "steps:", "steps:80"),
+        *("", "linear", "cosine:3", "cosine:", "constant:"),
+        *("step:80:0.1", "steps", "steps:", "steps:80"),
         *("steps:80:", "steps:a:0.1", "steps:80:b", "steps:80.5:0.1", "steps:80:0.1:1"),
         *("steps:0:0.1", "steps:-1:0.1", "steps:120,80:0.1", "steps:80,:0.1"),
         *("steps:80:0", "steps:80:1", "steps:80:-0.1", "steps:80:nan", "steps:80:inf"),

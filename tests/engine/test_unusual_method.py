@@ -263,7 +263,6 @@ def test_parts_must_divide_the_batches_of_every_stream(toys):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="data/storage.py keeps one buffer for batches of all sizes")
 def test_images_in_host_memory_give_the_same_run(toys):
     """Batches of several sizes are copied to the device."""
     runs = [

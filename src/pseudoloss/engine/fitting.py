@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pseudoloss.config import Settings, setting_types
+from pseudoloss.config import Settings, parse_schedule, setting_types
 from pseudoloss.data import Data, ScannedSource
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
@@ -66,9 +66,15 @@ class Pace(NamedTuple):
 
 
 def with_epochs(settings: Settings, epochs: int) -> Settings:
-    """The settings with another number of epochs; a warm-up that was named is scaled with it."""
+    """The settings with another number of epochs; a warm-up that was named and the steps of the
+    learning rate are scaled with it."""
     warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
-    return replace(settings, epochs=epochs, warmup=warmup)
+    schedule = settings.schedule
+    steps = parse_schedule(schedule)
+    if steps is not None:
+        starts = [max(1, round(start * epochs / settings.epochs)) for start in steps[0]]
+        schedule = f"steps:{','.join(map(str, starts))}:{steps[1]:g}"
+    return replace(settings, epochs=epochs, warmup=warmup, schedule=schedule)
 
 
 def scaled_warmup(settings: Settings, epochs: int) -> int:

@@ -119,7 +119,7 @@ class Phase:
     batch_size: int | None = None  # None: that of the settings
     lr: Callable[[int], float] | None = None  # by epoch of the phase; None: the run's schedule
     reset_optimiser: bool = False  # start the phase without momentum
-    reset_head: bool = False  # ... with a new classifier
+    reset_head: bool = False  # ... with new classifiers; networks that follow others keep theirs
 
 
 @dataclass(frozen=True)
