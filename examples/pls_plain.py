@@ -15,14 +15,18 @@ The method (Albert et al., "Is your noise correction noisy?", WACV 2023):
     stage 2   fit two Gaussians to the pseudo-loss: P(low mode) is w, the trust in a pseudo-label
     train     classification loss weighted by w, contrastive loss guided by w, class balance
 
-Read from the top: `train_pls` is Algorithm 1, and the functions below it are its steps.
+Start at `train_pls`: it is Algorithm 1, and the functions below it are its steps. The package has
+the same steps in src/pseudoloss/methods/.
 
-    to change                        edit
-    how noisy labels are found       detect_noise (stage 1)
-    how labels are corrected         make_pseudo_labels
-    how far corrections are trusted  trust_pseudo_labels (stage 2)
-    the losses                       classification_loss, contrastive_loss, class_balance
-    the data or the views            load_noisy_digits, WEAK, STRONG
+    to change                        edit here                      in the package
+    how noisy labels are found       detect_noise (stage 1)         detection.py: LossDetector.flag
+    how labels are corrected         make_pseudo_labels             pls.py: make_pseudo_labels
+    how far corrections are trusted  trust_pseudo_labels (stage 2)  pls.py: stage2, trust_by_mixture
+    the losses                       classification_loss,           pls.py: functions of these
+                                     contrastive_loss,              names, and PLS.loss
+                                     class_balance
+    the data or the views            load_noisy_digits, WEAK,       data/ and nn/views.py
+                                     STRONG
 
 Where the paper and the authors' released program differ, this file follows the program. "Row n" is
 a row of docs/paper-and-code.md, which lists the differences.
@@ -232,7 +236,7 @@ def classification_loss(
     logits_BC: Tensor, target_BC: Tensor, w_B: Tensor, mixing: Mixing
 ) -> Tensor:
     """Eq. 3: cross-entropy of the mixed images, weighted by w: one term for each image and one for
-    its partner, each divided by its sum of weights (row 4)."""
+    its partner. Both have the same sum of weights, since partners are a permutation (row 4)."""
     partner_B, lam = mixing
     own_B = w_B * cross_entropy(logits_BC, target_BC)
     partner_loss_B = w_B[partner_B] * cross_entropy(logits_BC, target_BC[partner_B])
@@ -245,7 +249,8 @@ def contrastive_loss(
     """Eq. 4 to 7: a trusted image should resemble its class, any other image only itself."""
     P_BB = weak_BD @ strong_BD.T / MU  # Eq. 4
     class_BC = F.one_hot(mix(target_BC, mixing).argmax(1), C).float()  # row 8
-    label_BX = torch.cat([w_B[:, None] * class_BC, torch.diag(1 - w_B)], dim=1)  # Eq. 6
+    # Eq. 6: class and position in the batch, so X is C + B.
+    label_BX = torch.cat([w_B[:, None] * class_BC, torch.diag(1 - w_B)], dim=1)
     L_BB = mix(label_BX @ label_BX.T, mixing)  # only the weak views are mixed (row 7)
     return (cross_entropy(P_BB, L_BB) / L_BB.sum(1)).mean()  # Eq. 5 and 7 (row 9)
 
@@ -273,10 +278,10 @@ def load_noisy_digits(noise: float, seed: int) -> Data:
     return Data(*map(torch.from_numpy, (train_images, given, true, test_images, test_labels)))
 
 
-# A digit fills its image and has a direction, so by default its weak view moves and flips nothing
-# (with padding=1, cross-entropy memorises fewer wrong labels too). For photographs, pad by an
-# eighth of the size and add RandomHorizontalFlip to both views (row 21); add saturation 0.4,
-# hue 0.1 and RandomGrayscale(0.2) to the strong view (row 22).
+# A digit fills its image and has a direction, so WEAK changes nothing here: both weak views are the
+# image itself. With padding=1 cross-entropy memorises fewer wrong labels, so the gap to PLS is
+# smaller. For photographs, pad by an eighth of the size and add RandomHorizontalFlip to both views
+# (row 21); add saturation 0.4, hue 0.1 and RandomGrayscale(0.2) to the strong view (row 22).
 WEAK = v2.RandomCrop(8, padding=0)
 STRONG = v2.Compose([v2.RandomResizedCrop(8, scale=(0.5, 1)), v2.ColorJitter(0.4, 0.4)])
 

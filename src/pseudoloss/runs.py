@@ -1,4 +1,4 @@
-"""A run: its folder, and what it hands to the user."""
+"""A run: its folder, and what the user gets."""
 
 import contextlib
 import json
@@ -22,19 +22,19 @@ from pseudoloss.version import __version__
 
 try:
     import fcntl
-except ImportError:  # not on this system: then nothing keeps two processes apart
+except ImportError:  # not on this system: two processes are not kept apart
     fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run found out.
+    """The results of a run.
 
     Attributes:
-        settings: what it was trained with.
-        labels: one row an image: the label table (see docs/run-folder.md).
-        metrics: one row an epoch.
-        summary: the figures a script wants, as in summary.json.
+        settings: the settings it was trained with.
+        labels: the label table, one row per image (see docs/run-folder.md).
+        metrics: one row per epoch.
+        summary: the content of summary.json.
         model: the classifier after the last epoch; `model.predict(images)`.
         path: its folder, if it has one.
     """
@@ -48,12 +48,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done (a run may stop early with `minutes`)."""
+        """Whether all epochs are done; a run with `minutes` may stop early."""
         return bool(self.summary["epochs"] == self.settings.epochs)
 
 
 def load(path: str | Path, device: str = "cpu") -> Run:
-    """A finished run from its folder; its model on `device`, in float32."""
+    """Load a finished run from its folder; its model is on `device`, in float32."""
     folder = RunFolder(as_path(path, "run"))
     recorded = folder.recorded()
     if recorded is None:
@@ -78,9 +78,9 @@ def load(path: str | Path, device: str = "cpu") -> Run:
 
 
 def open_model(path: str | Path, best: bool = False, device: str = "cpu") -> Model:
-    """The model of a run folder, of a folder that was exported, or in a file of its own.
+    """The model of a run folder, of an exported folder, or of a file.
 
-    With `best`, as it was after the epoch with the best accuracy, which run folders alone have.
+    With `best`, the model of the epoch with the best accuracy, which only run folders have.
     """
     place = as_path(path, "run")
     if not place.exists():
@@ -88,12 +88,12 @@ def open_model(path: str | Path, best: bool = False, device: str = "cpu") -> Mod
     folder = RunFolder(place)
     is_run = folder.config.exists()
     if best and not is_run:
-        raise InputError(f"--best: {path} is not a run folder, and has but one model")
+        raise InputError(f"--best: {path} is not a run folder, and has only one model")
     file = place if place.is_file() else place / f"{'best' if best else 'model'}.safetensors"
     if is_run:
         folder.refuse_unfinished()
         if best and not file.exists():
-            raise InputError(f"--best: {path} had no images to test on, and knows no best epoch")
+            raise InputError(f"--best: {path} had no test images, so it has no best epoch")
     elif not file.exists():
         raise InputError(f"{path}: neither a run folder nor one with a model.safetensors")
     return load_model(file, choose_device(device))
@@ -101,13 +101,13 @@ def open_model(path: str | Path, best: bool = False, device: str = "cpu") -> Mod
 
 @dataclass(frozen=True)
 class Recorded:
-    """What config.json says of a run that has begun."""
+    """What config.json says about a run."""
 
     source: str
     settings: Settings
     fingerprint: str
     options: ReadOptions
-    from_python: bool = False  # the source is a name for data that only Python had
+    from_python: bool = False  # the data were passed in Python; `source` is only a name for them
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class RunFolder:
         return self.path / "checkpoint" / f"best-{epoch}.safetensors"
 
     def recorded(self) -> Recorded | None:
-        """The run that has begun here, or None."""
+        """The run that was started here, or None."""
         if not self.config.exists():
             return None
         try:
@@ -159,31 +159,29 @@ class RunFolder:
     def refuse_unfinished(self) -> None:
         if not self.finished:
             raise InputError(
-                f"{self.path}: the run is not finished; go on with pseudoloss train --resume"
+                f"{self.path}: the run is not finished; continue it with pseudoloss train --resume"
             )
 
     def refuse_if_taken(self) -> None:
-        """Nothing of the user's is overwritten: a new run wants a new or empty folder."""
+        """A new run needs a new or empty folder: nothing is overwritten."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"--out {self.path}: is a file, not a folder")
         if self.config.exists():
             raise InputError(
-                f"--out {self.path}: holds a run already: add --resume to go on with it, "
+                f"--out {self.path}: already contains a run: add --resume to continue it, "
                 "or choose another folder"
             )
-        # What a run that was killed while it began can leave behind is no obstacle.
+        # Files that a run may leave behind if it is killed while starting do not matter.
         drafts = {".config.json.draft", ".skipped.csv.draft"}
         beginnings = {".lock", "skipped.csv", "checkpoint", *drafts}
         found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         if found - beginnings or any((self.path / "checkpoint").glob("*")):
-            raise InputError(
-                f"--out {self.path}: holds files that are no run; choose another folder"
-            )
+            raise InputError(f"--out {self.path}: contains other files; choose another folder")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder, if need be, and keep other processes out of it. The lock goes with the
-        process, however it ends."""
+        """Create the folder if needed, and keep other processes out of it. The lock ends with the
+        process, however that ends."""
         inner = self.checkpoint.parent
         missing = [folder for folder in (inner, *inner.parents) if not folder.exists()]
         try:
@@ -206,7 +204,7 @@ class RunFolder:
 
     @property
     def busy(self) -> bool:
-        """Whether a process is working on the run just now. Looking writes nothing."""
+        """Whether a process is working on the run. Writes nothing."""
         try:
             with (self.path / ".lock").open("r+") as file:
                 if fcntl is None:
@@ -215,19 +213,19 @@ class RunFolder:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
                     return True
-        except OSError:  # no folder, no lock; one that cannot be opened has its say in `lock`
+        except OSError:  # no folder or no lock file; `lock` reports one that cannot be opened
             pass
         return False
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around writes: a disk that is full or gone ends the run with one line."""
+        """Around writes: a full or missing disk ends the run with one line."""
         try:
             yield
         except OSError as error:
             raise TrainingError(
                 f"--out {self.path}: cannot be written ({error.strerror or error}); "
-                "when it can, --resume goes on from the last checkpoint"
+                "then --resume continues from the last checkpoint"
             ) from error
 
     def create(
@@ -258,7 +256,7 @@ class RunFolder:
         write_json(self.config, config)
 
     def list_skipped(self, skipped: Sequence[Skipped]) -> None:
-        """Write skipped.csv, if files had to be left out; take it away if none are any more."""
+        """Write skipped.csv if files were skipped; delete it if none are any more."""
         if skipped:
             table = pd.DataFrame([vars(entry) for entry in skipped])
             write_atomically(self.skipped, lambda draft: table.to_csv(draft, index=False))
@@ -266,7 +264,7 @@ class RunFolder:
             self.skipped.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, up to one that a kill has cut short."""
+        """The lines of metrics.jsonl, up to one that was cut short by a kill."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
@@ -282,7 +280,7 @@ class RunFolder:
         return lines
 
     def keep_metrics(self, epochs: int) -> None:
-        """Forget lines of epochs that will be done again."""
+        """Drop the lines of epochs that will be repeated."""
         lines = [to_json(line) + "\n" for line in self.metrics()[:epochs]]
         write_bytes(self.path / "metrics.jsonl", "".join(lines).encode())
 

@@ -1,8 +1,8 @@
 """Faster calls on CUDA: compiled, and captured as one graph.
 
-A step of many small kernels is bound by launching them. `torch.compile` makes fewer of them; a
-graph that was recorded once launches all of them at once. For both, a call must have fixed shapes,
-read nothing back, and take all that changes from tensors that are filled in place.
+A step of many small kernels is limited by launching them. `torch.compile` makes fewer kernels; a
+recorded graph launches all of them at once. For both, a call must have fixed shapes, read nothing
+back to the host, and take everything that changes from tensors that are filled in place.
 """
 
 import importlib
@@ -17,26 +17,25 @@ import torch
 
 from pseudoloss.errors import first_line
 
-PLAIN_CALLS = 3  # before recording: libraries choose their algorithms and allocate in these
+PLAIN_CALLS = 3  # before recording, in which libraries choose algorithms and allocate memory
 
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Call = Callable[[], Result]
-Failed = Callable[[str], None]  # is told why
+Failed = Callable[[str], None]  # gets the reason
 
 
 def compiled(function: Function, whole: bool = True) -> Function:
-    """A function that computes what `function` does, in fewer kernels. `whole`: as one graph, for
-    one set of shapes."""
+    """The compiled function. `whole`: as one graph, for one set of shapes."""
     keep_compiled_kernels()
     options: dict[str, Any] = {"dynamic": False, "fullgraph": True} if whole else {}
     return torch.compile(function, **options)  # type: ignore[return-value]
 
 
 def first_try(fast: Call[Result], plain: Call[Result], on_failure: Failed) -> Call[Result]:
-    """`fast`, unless its first call fails: then `on_failure` is told why, and `plain` from now on.
+    """`fast`, unless its first call fails: then `on_failure` gets the reason, and `plain` is used.
 
-    Whether something can be compiled shows in the first call. The compilers raise many kinds.
+    Whether a function can be compiled shows in its first call, which may raise any kind of error.
     """
     chosen: Call[Result] | None = None
 
@@ -61,12 +60,12 @@ def first_try(fast: Call[Result], plain: Call[Result], on_failure: Failed) -> Ca
 
 
 def load_compilers() -> Callable[[], None]:
-    """Load the compilers beside other work, which takes seconds; returns what waits for that."""
+    """Load the compilers in the background, which takes seconds. Returns a function that waits."""
     if not torch.cuda.is_available():
         return lambda: None
 
     def load() -> None:
-        with suppress(ImportError):  # then compiling fails, and says so
+        with suppress(ImportError):  # compiling fails later, with a notice
             importlib.import_module("torch._inductor.compile_fx")
 
     thread = Thread(target=load, daemon=True)
@@ -75,11 +74,11 @@ def load_compilers() -> Callable[[], None]:
 
 
 def keep_compiled_kernels() -> None:
-    """Have compiled kernels kept between runs, in the user's cache folder."""
+    """Keep compiled kernels between runs, in the cache folder of the user."""
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(cache) if cache else Path.home() / ".cache") / "pseudoloss"
-    except RuntimeError:  # nobody's home: the compilers have places of their own
+    except RuntimeError:  # there is no home folder: the compilers have defaults of their own
         return
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
@@ -88,9 +87,9 @@ def keep_compiled_kernels() -> None:
 def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
     """A callable that does what `call` does, as one CUDA graph.
 
-    Every call is a real one: the first few are plain calls, and recording itself runs nothing.
-    From then on the result is always the same tensors, filled anew. Where recording fails,
-    `on_failure` is told why, once, and plain calls go on.
+    Every call does its work: the first few are plain calls, and recording itself runs nothing.
+    From then on the result is always the same tensors, filled again. If recording fails,
+    `on_failure` gets the reason once, and plain calls continue.
     """
     calls = 0
     graph: torch.cuda.CUDAGraph | None = None
@@ -105,12 +104,12 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             before = torch.cuda.current_stream()
             try:
-                # thread_local: a loader's thread may pin memory meanwhile
+                # thread_local: another thread may pin memory at the same time
                 mode = "thread_local"
                 with torch.cuda.graph(graph, pool, stream, capture_error_mode=mode):
                     result = call()
             except RuntimeError as error:
-                # A recording that fails leaves torch in a state in which no other succeeds.
+                # After a failed recording, torch cannot record another one.
                 torch.cuda.set_stream(before)
                 _forget(pool)
                 _broken.append(first_line(error))
@@ -128,15 +127,15 @@ _broken: list[str] = []
 
 
 def _forget(pool: Any) -> None:
-    """Have the allocator end a recording that failed: torch itself does so for others only, and
-    would refuse to free memory from then on."""
+    """End a failed recording in the allocator: torch does not, and would refuse to free memory from
+    then on."""
     for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(AttributeError, RuntimeError):
             getattr(torch._C, end)(torch.cuda.current_device(), pool)
 
 
 def _beside(call: Call[Result], stream: torch.cuda.Stream) -> Result:
-    """A plain call on another stream, as recording wants its predecessors to be."""
+    """A plain call on another stream, as recording requires of the calls before it."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         result = call()

@@ -1,4 +1,4 @@
-"""What a run uses where the user leaves it open: device, precision, sizes, normalisation."""
+"""What a run uses where the settings leave it open: sizes, padding, normalisation."""
 
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, Reader, ScannedSource
@@ -7,14 +7,14 @@ from pseudoloss.data.scanning import LARGE
 from pseudoloss.errors import InputError
 from pseudoloss.nn import networks
 
-OWN_SIZE = 32  # pixels that our own networks see of image files
+OWN_SIZE = 32  # side in pixels of what our own networks see of image files
 
 
 def choose_reader(listing: ScannedSource, settings: Settings, fit: Fit) -> tuple[Reader, int]:
-    """How image files are read, and how many pixels of them a network sees.
+    """How image files are read, and the side in pixels of what the network sees.
 
     Photographs are stored an eighth larger than that, for random crops (row 21: 512 for 448); small
-    pictures are padded instead. A published set is read as its recipe says.
+    images are padded instead. A published dataset is read as its recipe says.
     """
     if listing.recipe is not None:
         reader = listing.recipe.reader
@@ -29,8 +29,7 @@ def choose_reader(listing: ScannedSource, settings: Settings, fit: Fit) -> tuple
 def choose_normalisation(
     data: Data, settings: Settings
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation: of the images that a network's weights come from, if they come
-    from anywhere; else those of the data."""
+    """Mean and standard deviation: those that pretrained weights expect, else those of the data."""
     wanted = networks.wanted_input(settings.network) if settings.weights else None
     if wanted and data.train.channels == len(wanted.mean) and not data.mean:
         return wanted.mean, wanted.std
@@ -40,7 +39,7 @@ def choose_normalisation(
 def choose_size(
     stored: tuple[int, int], settings: Settings, usual: int | None = None
 ) -> tuple[int, int]:
-    """What the network sees of an image."""
+    """Height and width of what the network sees."""
     asked = settings.image_size or usual
     if asked is None:
         return stored

@@ -1,8 +1,8 @@
-"""Writing an epoch down while the next one trains.
+"""Write an epoch to disk while the next one trains.
 
 A snapshot is taken between two epochs, and one thread serialises and writes it. At most one epoch
-is in the air. The thread touches host memory and files, and never the device: a step that is being
-captured there would not bear it.
+is pending. The thread uses host memory and files and never the device, where a step may be being
+captured.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class Writer:
-    """One thread that writes. Leaving its `with` waits for it, whatever the reason for leaving.
+    """One thread that writes. Leaving its `with` block waits for it.
 
-    An error of the thread is raised where the next epoch is handed over, or on leaving: there it
-    takes the place of any other error, which may be speaking of a checkpoint that is not there.
+    An error of the thread is raised when the next epoch is handed over, or on leaving. There it
+    replaces any other error, whose message may refer to a checkpoint that was not written.
     """
 
     def __init__(self) -> None:
@@ -36,16 +36,16 @@ class Writer:
     ) -> None:
         try:
             self.wait()
-        finally:  # also where Ctrl-C breaks the waiting off
+        finally:  # also if Ctrl-C interrupts the waiting
             self._thread.shutdown()
 
     def snapshot(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies in host memory, complete on return. They lie where those of the snapshot before
-        did, so that one must be written first."""
+        """Copies in host memory, complete on return. They reuse the memory of the snapshot before,
+        which must have been written."""
         self.wait()
         on_gpu = [tensor.device for tensor in tensors.values() if tensor.is_cuda]
         for name, tensor in tensors.items():
-            if name not in self._copies:  # only pinned memory is copied to without a stop each
+            if name not in self._copies:  # pinned memory: copies do not wait for each other
                 self._copies[name] = torch.empty(
                     tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
                 )
@@ -55,12 +55,12 @@ class Writer:
         return {name: self._copies[name] for name in tensors}
 
     def start(self, write: Callable[[], None]) -> None:
-        """Let the thread do the writing, once it has done the one before."""
+        """Let the thread write, after it has finished the write before."""
         self.wait()
         self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Return when nothing is in the air; raise what went wrong in it."""
+        """Return when nothing is pending; raise the error of a failed write."""
         pending = self._pending
         if pending is not None:
             pending.result()

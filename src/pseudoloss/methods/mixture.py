@@ -1,11 +1,12 @@
-"""Two Gaussian modes in one dimension, fitted where the values are and without a host read-back.
+"""A mixture of two Gaussians in one dimension, fitted on the device without reading back to the
+host.
 
 The rule is scikit-learn's `GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4)` on values
 scaled to 0..1 (row 13 of docs/paper-and-code.md). Its early stop is part of the method: a mixture
-run to convergence flags more clean images. Two things differ from scikit-learn: the start is the
-exact two-means split instead of a random one, so the result is deterministic; and every input
-has a defined result. Values are taken a part at a time: float64 for all of them would be most of
-the memory, and most of the time.
+run to convergence flags more clean images. Two things differ from scikit-learn: it starts from the
+exact two-means split instead of a random one, so the result is deterministic; and every input has a
+defined result. Values are processed in chunks: float64 copies of all of them would need most of the
+memory and of the time.
 """
 
 import math
@@ -18,27 +19,27 @@ from torch import Tensor
 EM_STEPS = 10
 TOLERANCE = 1e-2  # change of the mean log-likelihood at which EM stops
 VARIANCE_FLOOR = 5e-4  # added to each variance
-PART = 2**21  # values in a part
+PART = 2**21  # values in a chunk
 PART_ON_CPU = 2**15  # ... so that they stay in the cache of a core
-FIXED_POINT = 2.0**36  # resolution of the exact prefix sums; holds for 2^27 values
+FIXED_POINT = 2.0**36  # resolution of the exact prefix sums; enough for 2^27 values
 
 
 class Mixture(NamedTuple):
     """A fitted mixture. The first mode is the low one."""
 
-    low_N: Tensor  # P(low mode) of each value; 1 where a value was left out of the fit
-    means: Tensor  # (2,) of the values as they came
+    low_N: Tensor  # P(low mode) of each value; 1 for values outside `where_N`
+    means: Tensor  # (2,), in the units of the values
     variances: Tensor  # (2,)
     weights: Tensor  # (2,)
-    fitted: Tensor  # (), bool: False where there was nothing to fit
+    fitted: Tensor  # (), bool: False if there was nothing to fit
 
 
 def fit_two_modes(values_N: Tensor, where_N: Tensor | None = None) -> Mixture:
-    """Fit two modes to the values at `where_N`, and tell how likely each belongs to the low one.
+    """Fit two modes to the values at `where_N`; the probability of the low mode for each.
 
-    Defined for every input: NaN and +inf belong to the high mode, -inf to the low one, and none
-    of them takes part in the fit. Where fewer than three finite values are left, or all of them
-    are equal, there is one mode only: it is the low one, and `fitted` is False.
+    Every input has a defined result: NaN and +inf belong to the high mode, -inf to the low one, and
+    none of them is used in the fit. With fewer than three finite values, or if all are equal,
+    there is only the low mode, and `fitted` is False.
     """
     device = values_N.device
     if device.type == "mps":  # has no float64
@@ -84,8 +85,8 @@ def fit_two_modes(values_N: Tensor, where_N: Tensor | None = None) -> Mixture:
             posterior, likelihood = _expect(x, modes)
             moments += _moments(x, posterior, weight)
             new_bound += (likelihood * weight).sum() / count
-        # After the stop nothing moves any more. To break off, one has to ask the host, and only
-        # on the CPU that costs nothing.
+        # After convergence nothing changes. Leaving the loop early needs a value on the host, which
+        # is free only on the CPU.
         modes = torch.where(done, modes, _maximise(moments))
         done |= (new_bound - bound).abs() < TOLERANCE
         bound = new_bound
@@ -117,7 +118,7 @@ def _parts(values_N: Tensor) -> list[slice]:
 
 
 def _sort(values_N: Tensor) -> Tensor:
-    """Ascending. On the CPU NumPy is faster, and needs no second copy."""
+    """Sort in ascending order. On the CPU, NumPy is faster and sorts in place."""
     if values_N.device.type != "cpu":
         return values_N.sort().values
     values_N.numpy().sort()
@@ -127,11 +128,12 @@ def _sort(values_N: Tensor) -> Tensor:
 def _two_means(
     sorted_N: Tensor, count: Tensor, scale: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """The last value below the split into two that leaves the least squared error.
+    """The largest value of the lower part of the two-means split: the one with the least squared
+    error.
 
     In one dimension the best split is a cut of the sorted values, so all cuts are tried; only the
-    first `count` values are finite. Prefix sums are kept in integers: exact, and so the same in
-    whatever order a GPU adds them.
+    first `count` values are finite. Prefix sums are integers: exact, and so the same in whatever
+    order a GPU adds them.
     """
 
     def fixed_point(values: Tensor) -> Tensor:
@@ -144,8 +146,9 @@ def _two_means(
         prefix = before + fixed_point(lower).cumsum(0)
         below = torch.arange(part.start + 1, part.start + 1 + len(lower), device=lower.device)
         above = (count - below).clamp(min=1)
-        # Least error within the parts is most spread between them: Σ (sum of a part)² / its size.
-        # In float64: torch divides int64 by a Python float in float32, which is off by many ranks.
+        # The least error within the parts is the most spread between them: Σ (sum of a part)² /
+        # size. In float64: torch divides int64 by a Python float in float32, which is off by many
+        # ranks.
         lower_sum = prefix.double() / FIXED_POINT
         upper_sum = (total - prefix).double() / FIXED_POINT
         spread = lower_sum**2 / below + upper_sum**2 / above
@@ -158,7 +161,7 @@ def _two_means(
 
 
 def _expect(x: Tensor, modes: Tensor) -> tuple[Tensor, Tensor]:
-    """E-step: the posterior of the first mode, and the log-likelihood of each value."""
+    """E-step: the posterior of the first mode and the log-likelihood of each value."""
     means, variances, shares = modes
     # The logarithm of share times density is a parabola in x.
     square, slope = -0.5 / variances, means / variances
