@@ -216,3 +216,18 @@ def test_unknown_names_in_the_config_of_a_run_are_refused(tmp_path):
     path.write_text('{"source": "digits", "settings": {"method": "divide", "epochs": 3}}')
     with pytest.raises(InputError, match=r"^--method divide: must be one of pls, ce"):
         request(None, path, {})
+
+
+def test_a_shorter_run_of_a_preset_scales_the_steps_of_its_learning_rate():
+    def settings(**values):
+        return request("cifar100-id50-elr", None, values).settings("default")
+
+    assert settings(epochs=15).schedule == "steps:8,12:0.01"
+    assert settings(epochs=150).schedule == settings().schedule == "steps:80,120:0.01"
+    assert settings(epochs=15, schedule="constant").schedule == "constant"
+
+
+def test_a_run_whose_epochs_were_fitted_to_the_time_resumes_with_its_preset():
+    asked = request("cifar100-id50-elr", None, {})
+    recorded = dataclasses.replace(asked.settings("default"), epochs=15, schedule="steps:8,12:0.01")
+    assert asked.resume(recorded) == recorded

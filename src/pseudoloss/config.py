@@ -271,13 +271,23 @@ def parse_schedule(text: str) -> tuple[tuple[int, ...], float] | None:
         epochs_text, factor_text = rest.split(":")
         epochs = tuple(int(word) for word in epochs_text.split(","))
         factor = float(factor_text)
-        if kind == "steps" and 0 < factor < 1 and epochs[0] > 0 and list(epochs) == sorted(epochs):
+        rising = epochs[0] > 0 and list(epochs) == sorted(set(epochs))
+        if kind == "steps" and 0 < factor < 1 and rising:
             return epochs, factor
     except ValueError:
         pass
     raise InputError(
         f"--schedule {shorten(text)}: must be cosine, constant or such as steps:80,120:0.1"
     )
+
+
+def scaled_schedule(text: str, epochs: int, new_epochs: Any) -> str:
+    """A schedule of steps for another number of epochs; others stay as they are."""
+    steps = parse_schedule(text)
+    if steps is None or not isinstance(new_epochs, Integral) or new_epochs == epochs:
+        return text
+    starts = dict.fromkeys(max(1, round(start * int(new_epochs) / epochs)) for start in steps[0])
+    return f"steps:{','.join(map(str, starts))}:{steps[1]:g}"
 
 
 # What each setting may be: a test, and how an error says it.

@@ -15,6 +15,7 @@ from pseudoloss.config import (
     as_flag,
     as_json,
     flag,
+    scaled_schedule,
     setting_types,
     unknown_setting,
     upgrade_settings,
@@ -158,6 +159,8 @@ class Request:
         whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
         if "lr" not in self.values and whole and batch_size != usual.batch_size:
             values["lr"] = usual.lr * int(batch_size) / usual.batch_size
+        if "schedule" not in self.values and "epochs" in values and "schedule" in values:
+            values["schedule"] = scaled_schedule(values["schedule"], usual.epochs, values["epochs"])
         return Settings(**values)
 
     def resume(self, recorded: Settings) -> Settings:
@@ -186,7 +189,7 @@ def _for_method(method: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # What may differ from the preset because it was made to fit the data, the time or another setting.
-FITTED = ("batch_size", "lr", "balance_prior", "epochs", "warmup")
+FITTED = ("batch_size", "lr", "balance_prior", "epochs", "warmup", "schedule")
 
 # A pool with other images is noticed: the fingerprint of the dataset differs.
 MAY_CHANGE_ON_RESUME = ("device", "images", "accelerate", "pool")
@@ -201,7 +204,7 @@ def same_for_a_run(name: str, before: Any, value: Any) -> bool:
     return name in MAY_CHANGE_ON_RESUME or moved or value == before
 
 
-# Options of `pseudoloss train` that are no settings.
+# Options of `pseudoloss train` that are not settings.
 NO_SETTINGS = (
     *READ_OPTIONS,
     *("out", "preset", "config", "resume", "minutes", "time", "checkpoint_every", "quiet"),
@@ -227,10 +230,12 @@ def request(preset: str | None, config: Path | None, explicit: Mapping[str, Any]
             on_line = f"no such setting; it is an option of the command, {flag(name)}"
             problem = on_line if name in NO_SETTINGS else unknown_setting(name, method)
             raise InputError(f"{where}: {problem}")
-    return Request(preset, {name: _from_anywhere(name, value) for name, value in values.items()})
+    return Request(
+        preset, {name: _with_absolute_paths(name, value) for name, value in values.items()}
+    )
 
 
-def _from_anywhere(name: str, value: Any) -> Any:
+def _with_absolute_paths(name: str, value: Any) -> Any:
     """The value of a setting; a relative path in it becomes absolute."""
     if not isinstance(value, str | Path) or not str(value):
         return value

@@ -32,7 +32,7 @@ def log(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "before")
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: log.append(f"back to {stream}"))
-    monkeypatch.setattr(module, "_beside", lambda call, stream: call())
+    monkeypatch.setattr(module, "_on_stream", lambda call, stream: call())
     monkeypatch.setattr(module, "_broken", [])
     return log
 

@@ -162,7 +162,7 @@ def test_an_existing_run_is_never_overwritten(stopped, tiny_source, tiny_setting
 def test_other_files_are_never_overwritten(tmp_path, tiny_source, tiny_settings):
     (tmp_path / "photo.png").touch()
     for resume in (False, True):
-        with pytest.raises(InputError, match=r"--out .*files .*choose another folder"):
+        with pytest.raises(InputError, match=r"--out .*files; choose another folder"):
             pl.train(tiny_source, out=tmp_path, resume=resume, quiet=True, **tiny_settings)
     with pytest.raises(InputError, match=r"--out .*photo.png: is a file"):
         pl.train(tiny_source, out=tmp_path / "photo.png", quiet=True, **tiny_settings)

@@ -65,7 +65,7 @@ def test_a_step_that_cannot_be_compiled_runs_by_plain_calls(monkeypatch):
     other.accelerate = "auto"
     other.networks["net"].fused = True  # as on a GPU; without a compiler it must not stay so
     step = other.phases[0].steps[0]
-    other.steps[0][0] = other._prepare(step, other.phases[0])
+    other.steps[0][0] = other._make_prepared(step, other.phases[0])
     assert plain.train_epoch(0) == other.train_epoch(0)
     assert said == ["the step could not be compiled and runs slower (no compiler here)"]
     assert not other.networks["net"].fused
@@ -85,7 +85,7 @@ def test_a_step_that_cannot_be_captured_says_so(monkeypatch):
     trainer = make_trainer(reporter=Told())
     monkeypatch.setattr(steps, "capture", refuse)
     trainer.accelerate = "capture"
-    trainer._prepare(trainer.phases[0].steps[0], trainer.phases[0])
+    trainer._make_prepared(trainer.phases[0].steps[0], trainer.phases[0])
     assert said == ["the step could not be captured and runs slower (not here)"]
 
 

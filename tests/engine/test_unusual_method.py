@@ -101,7 +101,7 @@ def test_all_of_its_state_is_in_the_checkpoint(toys, tmp_path):
     for name, tensor in tensors_of(start).items():
         saved = tensors[f"state.{name}"]
         assert (saved.dtype, saved.shape) == (tensor.dtype, tensor.shape), name
-        if name not in ("none_X", "fitted", "unprotected_C", "noisy_N"):
+        if name not in ("none_X", "fitted", "protected_C", "noisy_N"):
             assert not torch.equal(saved, tensor), name  # it was used
     assert "state.name" not in tensors
     roles = {name.split(".")[1] for name in tensors if name.startswith("networks.")}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pseudoloss.methods import base
 from pseudoloss.methods.base import (
     LabelState,
     Method,
@@ -37,7 +38,7 @@ def test_at_the_start_no_label_is_flagged():
     given_N = torch.tensor([2, 0, 1, 1])
     values = LabelState.start(given_N, 3)
     assert not values["noisy_N"].any()
-    assert not values["unprotected_C"].any()
+    assert not values["protected_C"].any()
     assert values["predicted_N"].tolist() == [2, 0, 1, 1]
     assert values["predicted_N"].dtype == torch.int32
     assert len({value.data_ptr() for value in values.values()}) == len(values)
@@ -46,7 +47,7 @@ def test_at_the_start_no_label_is_flagged():
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [("loss_N", True), ("target_NC", True), ("share_NK", True), ("prototype_CD", False)]
-    + [(name, False) for name in ("unprotected_C", "fitted", "trust_fitted", "kept")],
+    + [(name, False) for name in ("protected_C", "fitted", "trust_fitted", "kept")],
 )
 def test_the_name_of_a_tensor_says_whether_it_has_one_row_per_image(name, wanted):
     assert is_per_image(name) == wanted
@@ -88,3 +89,40 @@ def test_images_are_scored_from_the_end_of_the_warm_up_on():
 def test_a_method_must_define_its_phases():
     with pytest.raises(NotImplementedError):
         Method(detector=None, warmup=0).phases()
+
+
+class Declared(base.Method):
+    """A method with these declarations."""
+
+    def __init__(self, phases, **declared):
+        super().__init__(detector=None, warmup=0)
+        self._phases = phases
+        vars(self).update(declared)
+
+    def phases(self):
+        return self._phases
+
+
+def a_phase(name="main", epochs=2, trains=("net",)):
+    return base.Phase(name, epochs, (base.Step(show=None, loss=None, draws=0, trains=trains),))
+
+
+def test_declarations_that_fit_together_are_accepted():
+    base.check_declarations(Declared((a_phase("a", 0), a_phase("b", 3))), 3)
+    follower = {"teacher": base.Ema("net", 0.9)}
+    base.check_declarations(Declared((a_phase(),), ema=follower, predicts=("teacher",)), 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Declared((a_phase(epochs=3),)), "3 epochs together, the run has 2"),
+        (Declared((a_phase(epochs=1), a_phase(epochs=1))), "the same name"),
+        (Declared((a_phase(trains=("other",)),)), "a step trains 'other'"),
+        (Declared((a_phase(),), ema={"t": base.Ema("x", 0.9)}), "an EMA follows 'x'"),
+        (Declared((a_phase(),), predicts=("t",)), "the model predicts with 't'"),
+    ],
+)
+def test_contradicting_declarations_are_refused(method, message):
+    with pytest.raises(ValueError, match=message):
+        base.check_declarations(method, 2)

@@ -206,4 +206,4 @@ def test_the_protection_of_rare_classes_can_be_switched_off(method):
         state.loss_N.copy_(loss)
         chosen.detector.flag(scorer, state)
         assert int(state.noisy_N.sum()) == (2 if protect else 4)
-        assert state.unprotected_C.tolist() == [False, protect]
+        assert state.protected_C.tolist() == [False, protect]

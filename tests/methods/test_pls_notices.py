@@ -126,10 +126,10 @@ def test_stage_2_says_nothing_where_at_most_two_labels_are_flagged(state):
 def test_classes_with_every_label_flagged_are_named(state):
     names = [f"class {c}" for c in range(C)]
     assert pls_notices.classes_flagged(state, names) is None
-    state.unprotected_C[7] = True
+    state.protected_C[7] = True
     text = pls_notices.classes_flagged(state, names)
     assert text.startswith("stage 1 flags every label of the class class 7;")
-    state.unprotected_C[9] = True
+    state.protected_C[9] = True
     assert "class 7 and 1 more" in pls_notices.classes_flagged(state, names)
 
 

@@ -217,7 +217,7 @@ def test_cut_pseudo_labels_take_at_most_100_bytes_per_image(classes):
         state = PLSState.begin(torch.zeros(N, dtype=torch.long), classes, 0)
         values = tensors_of(state)
         assert values.keys() == tensors
-        size = sum(value.nbytes for name, value in values.items() if name != "unprotected_C")
+        size = sum(value.nbytes for name, value in values.items() if name != "protected_C")
     assert size + given_N.nbytes <= 100 * N
     kept = state.share_NK.shape[1]
     assert kept == (min(classes, KEPT) if classes < 2**15 else KEPT_OF_MANY)

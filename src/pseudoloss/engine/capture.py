@@ -100,7 +100,9 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
         nonlocal calls, graph, result, stream
         calls += 1
         stream = stream or torch.cuda.Stream()
-        if calls == PLAIN_CALLS + 1 and not _broken:
+        if calls == PLAIN_CALLS + 1 and _broken:
+            on_failure(_broken[0])
+        elif calls == PLAIN_CALLS + 1:
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             before = torch.cuda.current_stream()
             try:
@@ -116,7 +118,7 @@ def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
                 on_failure(first_line(error))
                 graph = None
         if graph is None:
-            return _beside(call, stream)
+            return _on_stream(call, stream)
         graph.replay()
         return result
 
@@ -134,7 +136,7 @@ def _forget(pool: Any) -> None:
             getattr(torch._C, end)(torch.cuda.current_device(), pool)
 
 
-def _beside(call: Call[Result], stream: torch.cuda.Stream) -> Result:
+def _on_stream(call: Call[Result], stream: torch.cuda.Stream) -> Result:
     """A plain call on another stream, as recording requires of the calls before it."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -59,8 +59,8 @@ def restore(path: Path, trainer: Trainer) -> dict[str, Any]:
         if current.keys() != saved.keys():
             raise ValueError(f"it has other tensors: {sorted(current.keys() ^ saved.keys())[:3]}")
         for name, tensor in current.items():
-            if tensor.shape != saved[name].shape:
-                raise ValueError(f"{name} has another shape")
+            if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
+                raise ValueError(f"{name} has another shape or type")
         for name, tensor in current.items():
             tensor.copy_(saved[name])
         return dict(record)

@@ -89,8 +89,8 @@ class Feed:
             keys_SPb = torch.rand(partner_SPb.shape, generator=random, device=device)
             partner_SPb.copy_(keys_SPb.argsort(2))
             lam_SP.uniform_(generator=random)
-            rule = step.lambdas[min(i, len(step.lambdas) - 1)]
-            lam_SP.copy_(rule(lam_SP))
+            if i < len(step.lambdas):  # other steps of the method may need more
+                lam_SP.copy_(step.lambdas[i](lam_SP))
 
     def batches(
         self, step: Step, state: Any, random: torch.Generator, limit: int | None = None

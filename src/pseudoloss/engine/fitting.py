@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pseudoloss.config import Settings, parse_schedule, setting_types
+from pseudoloss.config import Settings, scaled_schedule, setting_types
 from pseudoloss.data import Data, ScannedSource
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
@@ -66,19 +66,15 @@ class Pace(NamedTuple):
 
 
 def with_epochs(settings: Settings, epochs: int) -> Settings:
-    """The settings with another number of epochs; a warm-up that was named and the steps of the
-    learning rate are scaled with it."""
+    """The settings with another number of epochs; an explicit warm-up and the steps of the learning
+    rate are scaled with it."""
     warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
-    schedule = settings.schedule
-    steps = parse_schedule(schedule)
-    if steps is not None:
-        starts = [max(1, round(start * epochs / settings.epochs)) for start in steps[0]]
-        schedule = f"steps:{','.join(map(str, starts))}:{steps[1]:g}"
+    schedule = scaled_schedule(settings.schedule, settings.epochs, epochs)
     return replace(settings, epochs=epochs, warmup=warmup, schedule=schedule)
 
 
 def scaled_warmup(settings: Settings, epochs: int) -> int:
-    """A warm-up that was named, for another number of epochs; none stays none."""
+    """An explicit warm-up for another number of epochs; 0 stays 0."""
     named = settings.warmup_epochs
     if named == 0:
         return 0
@@ -92,7 +88,7 @@ def measure_pace(trainer: Trainer) -> Pace:
     untimed = UNTIMED if trainer.device.type == "cuda" else 1
     train, startup = {}, 0.0
     for phase, steps in zip(trainer.phases, trainer.steps, strict=True):
-        train[phase.name] = 0.0
+        train[phase.name] = 0.0  # also of a phase without epochs
         for prepared in steps:
             count = min(prepared[1].steps(trainer.state), untimed + TIMED)
             before = min(untimed, count - 1)
@@ -112,7 +108,8 @@ def measure_pace(trainer: Trainer) -> Pace:
             break
     image = (time.monotonic() - start) / seen
     test = len(trainer.data.test) if trainer.data.test else 0
-    return Pace(train, image * len(trainer.images), image * test, startup)
+    passes = trainer.method.scoring(trainer.settings.epochs - 1).passes
+    return Pace(train, passes * image * len(trainer.images), image * test, startup)
 
 
 def epochs_in(

@@ -23,7 +23,7 @@ def warm_up_at_chance(predicted_N: Tensor, given_N: Tensor) -> str | None:
 
 
 def ended_at_chance(predicted_N: Tensor, given_N: Tensor) -> str | None:
-    """Nothing is left of what was learned, if anything was."""
+    """The final predictions are at chance."""
     chance = at_chance(predicted_N, given_N)
     return chance and (
         f"the run ended at chance: {chance}. The model has probably learned nothing. Try a lower "
@@ -32,8 +32,8 @@ def ended_at_chance(predicted_N: Tensor, given_N: Tensor) -> str | None:
 
 
 def at_chance(predicted_N: Tensor, given_N: Tensor) -> str | None:
-    """Predictions agree with the given labels no more often than if they were unrelated. None, too,
-    where that cannot be told because nearly all are of one class."""
+    """Predictions agree with the given labels no more often than if they were unrelated. Also
+    None if nearly all labels are of one class, so that this cannot be told."""
     images, classes = len(given_N), int(max(given_N.max(), predicted_N.max())) + 1
     share_C, predicted_C = (
         torch.bincount(labels_N, minlength=classes).double() / images

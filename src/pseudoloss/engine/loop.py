@@ -40,7 +40,7 @@ class Limits:
     """When to stop, and when to write."""
 
     started: float  # time.monotonic()
-    minutes: float | None = None  # stop after the epoch in which they are over
+    minutes: float | None = None  # stop before an epoch that would not end in time
     checkpoint_every: int = 1
 
 

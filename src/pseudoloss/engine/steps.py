@@ -26,7 +26,7 @@ def forward(network: Network, shown: ViewBatch, no_grad_in_eval: bool = False) -
     network.eval()
     without = network.forward_views(*shown.no_grad, no_grad=count)
     network.train()
-    return Outputs(without, network.forward_views(*shown.with_grad))
+    return Outputs(without, network.forward_views(*shown.with_grad) if shown.with_grad else [])
 
 
 def make_step(
@@ -40,13 +40,13 @@ def make_step(
     loss_sum: Tensor,
     accelerate: Accelerate,
     notice: Callable[[str], None],
-    be_plain: Callable[[], None],
+    use_plain_ops: Callable[[], None],
 ) -> Call[None]:
     """A call that trains on the present batch of the feed, adds its loss to `loss_sum` and moves on
     to the next batch. Shapes are fixed and nothing is read back to the host.
 
-    `notice` is told when the step cannot be compiled or captured; `be_plain` then makes the
-    networks compute by plain calls.
+    `notice` is told when the step cannot be compiled or captured; `use_plain_ops` then makes the
+    networks use plain layers.
     """
     trained = [optimisers[role] for role in step.trains]
     followers = {role: ema for role, ema in emas.items() if ema.of in step.trains}
@@ -70,7 +70,7 @@ def make_step(
         feed.step += 1
 
     def failed_to_compile(reason: str) -> None:
-        be_plain()
+        use_plain_ops()
         notice(f"the step could not be compiled and runs slower ({reason})")
 
     call: Call[None] = partial(run, step.show, step.loss)

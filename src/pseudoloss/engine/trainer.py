@@ -30,7 +30,7 @@ from pseudoloss.engine.scoring import ImageScorer
 from pseudoloss.engine.steps import make_step
 from pseudoloss.errors import InputError
 from pseudoloss.inference.passes import predict, project
-from pseudoloss.methods.base import Phase, Scoring, Step, Verdict
+from pseudoloss.methods.base import Phase, Scoring, Step, Verdict, check_declarations
 from pseudoloss.methods.metrics import knn_predict
 from pseudoloss.nn.devices import can_fuse, choose_device
 from pseudoloss.nn.views import WEAK_DRAWS
@@ -82,9 +82,14 @@ class Trainer:
         self.first_step_at: float | None = None  # when the first step, with compilation, was done
 
         self.phases = self.method.phases()
+        check_declarations(self.method, settings.epochs)
         self.feeds: dict[Any, Feed] = {}
-        self.steps = [[self._prepare(step, phase) for step in phase.steps] for phase in self.phases]
-        self._scorings: dict[Callable[..., None], Call[None]] = {}
+        self._prepared: dict[Any, Prepared] = {}
+        self.steps = [
+            [self._prepare(step, phase) for step in phase.steps if phase.epochs]
+            for phase in self.phases
+        ]
+        self._scorings: dict[Scoring, Call[None]] = {}
         self._weak_draws = {0: torch.zeros(len(self.images), 0, device=self.device)}  # by views
         self._weak_draws_NK = self._weak_draws[0]
         self._validation = self._make_validation()
@@ -153,7 +158,13 @@ class Trainer:
                 reset_head(self.networks[role], seed)
 
     def _prepare(self, step: Step, phase: Phase) -> Prepared:
-        """A step with its batches and the call that runs it."""
+        """A step with its batches and the call that runs it; phases share what is the same."""
+        key = (step, phase.batch_size)
+        if key not in self._prepared:
+            self._prepared[key] = self._make_prepared(step, phase)
+        return self._prepared[key]
+
+    def _make_prepared(self, step: Step, phase: Phase) -> Prepared:
         feed = self._feed(step, phase)
         call = make_step(
             step,
@@ -193,9 +204,9 @@ class Trainer:
         """Score all images after an epoch, as the method does."""
         scoring = self.method.scoring(epoch)
         self._draw_weak_views(scoring, epoch)
-        if scoring.run not in self._scorings:
-            self._scorings[scoring.run] = self._make_scoring(scoring)
-        self._scorings[scoring.run]()
+        if scoring not in self._scorings:
+            self._scorings[scoring] = self._make_scoring(scoring)
+        self._scorings[scoring]()
 
     def compare(self, epoch: int, true_N: Tensor) -> dict[str, Any]:
         """More metrics of an epoch; see `Method.compare`."""
@@ -252,7 +263,7 @@ class Trainer:
         return 100 * int(right) / len(predicted_M)
 
     def lost_files(self) -> list[str]:
-        """Files that can no longer be read; black images took their places."""
+        """Files that can no longer be read; black images are used instead."""
         sets = ((self.images, self.data.train), (self.test_images, self.data.test))
         return [
             dataset.paths[i]

@@ -72,7 +72,7 @@ def train(
         preset: settings to start from; see `pseudoloss.presets.PRESETS`.
         config: a TOML file with settings, or the config.json of another run.
         resume: resume the run in `out`; start it if there is none yet.
-        minutes: stop after the epoch in which this time is over; `resume` continues later.
+        minutes: stop before an epoch that would not end within this time; `resume` continues.
         time_budget: choose as many epochs as fit into this number of minutes.
         checkpoint_every: number of epochs between checkpoints (the last epoch always has one).
         quiet: print nothing.

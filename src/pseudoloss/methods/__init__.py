@@ -116,7 +116,7 @@ def pls_options(own: PLSSettings, given_N: Tensor, classes: int) -> pls.Options:
             "interpolated": pls.classification_interpolated,
             "first": pls.classification_first,
         }[own.weighting],
-        fold_lambda=lambdas[own.mixup_lambda] if own.mixup else no_mixing,
+        lambda_rule=lambdas[own.mixup_lambda] if own.mixup else no_mixing,
         contrast=own.contrast,
         mu=own.mu,
         contrastive_class={"mixed": pls.class_of_mixed, "own": pls.class_of_own}[
@@ -125,7 +125,7 @@ def pls_options(own: PLSSettings, given_N: Tensor, classes: int) -> pls.Options:
         label_similarity={"rows": pls.similarity_of_rows, "mixed": pls.similarity_of_mixed}[
             own.contrast_labels
         ],
-        contrast_mixes_alone=own.contrast_mix == "separate",
+        separate_contrast_mix=own.contrast_mix == "separate",
         balance=own.balance,
         prior_C=_prior(own.balance_prior, given_N, classes),
     )

@@ -80,9 +80,9 @@ def no_mixing(u: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Stream:
-    """Images that a step draws from: all, or those where `mask` of the state is true (all, too,
-    where it is true nowhere). `size` is how many of them are in a batch; None: the batch size of
-    the phase."""
+    """Images that a step draws from: all, or those where `mask` of the state is true. If it is true
+    nowhere, all images are used. `size` is how many of them are in a batch; None: the batch size of
+    the phase. A stream with fewer images than a batch repeats some of them."""
 
     mask: Callable[[Any], Tensor] | None = None
     size: int | None = None
@@ -155,6 +155,7 @@ class Scoring:
     run: Callable[[Scorer, Any], None]
     weak_views: int = 0  # how many weak views of an image it asks for
     fixed_shapes: bool = True  # it can be captured, like a step
+    passes: int = 1  # over all images; for the time that a run takes
 
 
 # ---------------------------------------------------------------------------------------- state
@@ -173,7 +174,7 @@ class LabelState:
     p_noisy_N: Tensor  # probability that the given label is wrong
     noisy_N: Tensor  # bool: the label is flagged
     fitted: Tensor  # bool, scalar: the values that flag labels have two modes
-    unprotected_C: Tensor  # bool: classes of which every label would have been flagged
+    protected_C: Tensor  # bool: classes of which every label would have been flagged
 
     @staticmethod
     def start(given_N: Tensor, classes: int) -> dict[str, Tensor]:
@@ -185,7 +186,7 @@ class LabelState:
             "p_noisy_N": zero_N.clone(),
             "noisy_N": torch.zeros_like(given_N, dtype=torch.bool),
             "fitted": torch.zeros((), dtype=torch.bool, device=given_N.device),
-            "unprotected_C": torch.zeros(classes, dtype=torch.bool, device=given_N.device),
+            "protected_C": torch.zeros(classes, dtype=torch.bool, device=given_N.device),
         }
 
 
@@ -261,7 +262,10 @@ class Detector(Protocol):
 
 class Method:
     """What the engine asks of a method. A subclass must define `phases`; the other members have
-    defaults that suit a method with one network that flags labels by their loss."""
+    defaults that suit a method with one network that flags labels by their loss.
+
+    What changes during training belongs in the state: attributes of the method itself are fixed
+    when a step is captured, and are not checkpointed."""
 
     networks: tuple[str, ...] = (NET,)
     """Roles of the networks that are trained."""
@@ -337,3 +341,22 @@ class Method:
         """What may have gone wrong, by kind, after an epoch. `noisy`: the share of labels that was
         flagged after each epoch so far."""
         return {}
+
+
+def check_declarations(method: Method, epochs: int) -> None:
+    """Raise a ValueError where a method contradicts itself, before anything is trained."""
+    phases, known = method.phases(), {*method.networks, *method.ema}
+    length = sum(phase.epochs for phase in phases)
+    if length != epochs:
+        raise ValueError(f"the phases have {length} epochs together, the run has {epochs}")
+    names = [phase.name for phase in phases]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two phases have the same name: {names}")
+    trained = {role for phase in phases for step in phase.steps for role in step.trains}
+    for what, roles, allowed in (
+        ("a step trains", trained, set(method.networks)),
+        ("an EMA follows", {ema.of for ema in method.ema.values()}, set(method.networks)),
+        ("the model predicts with", set(method.predicts), known),
+    ):
+        if not roles <= allowed:
+            raise ValueError(f"{what} {sorted(roles - allowed)[0]!r}, which is no network of it")

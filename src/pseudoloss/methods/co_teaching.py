@@ -6,7 +6,7 @@ likely to be labelled correctly, and the other one learns from them.
 Shapes: N images in the dataset, B in a batch, C classes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from pseudoloss.methods.base import (
     Outputs,
     Phase,
     Scorer,
+    Scoring,
     Step,
     Verdict,
     ViewBatch,
@@ -41,7 +42,7 @@ def smallest(loss_B: Tensor, share: Tensor) -> Tensor:
 
 
 def mean_over(loss_B: Tensor, chosen_B: Tensor) -> Tensor:
-    return (loss_B * chosen_B).sum() / chosen_B.sum()
+    return torch.where(chosen_B, loss_B, 0).sum() / chosen_B.sum()
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ class CoTeaching(Method):
         for_first_B = smallest(second_B.detach(), state.kept)
         return mean_over(first_B, for_first_B) + mean_over(second_B, for_second_B)
 
+    def scoring(self, epoch: int) -> Scoring:
+        return replace(super().scoring(epoch), passes=2 + len(self.networks))
+
     def score_and_flag(self, scorer: Scorer, state: CoTeachingState) -> None:
         self._rate_confidence(scorer, state)
         super().score_and_flag(scorer, state)
@@ -117,7 +121,7 @@ class CoTeaching(Method):
         return judged
 
     def _rate_confidence(self, scorer: Scorer, state: CoTeachingState) -> None:
-        """How sure both networks are of the class that the predicting one names."""
+        """Mean probability of the predicted class over both networks."""
         for rows, (logits_BC,) in scorer.logits():
             state.predicted_N[rows] = logits_BC.argmax(1)
         state.confidence_N.zero_()

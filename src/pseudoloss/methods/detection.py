@@ -17,7 +17,7 @@ from pseudoloss.methods.base import LabelState, Scorer
 from pseudoloss.methods.mixture import Mixture, fit_two_modes
 from pseudoloss.scores import auc
 
-# Metrics that are compared (capped-loss ranks images as the loss does, but for ties), and those
+# Metrics that are compared (capped-loss ranks images as the loss does, except for ties), and those
 # that need nothing but the loss.
 COMPARED = ("loss", "agreement", "disagreement", "js", "kl")
 FROM_THE_LOSS = ("loss", "capped-loss")
@@ -115,7 +115,7 @@ class LossDetector:
             noisy_N, flagged_C = protect_rare_classes(
                 noisy_N, state.loss_N, scorer.given_N, scorer.classes
             )
-            state.unprotected_C.copy_(flagged_C)
+            state.protected_C.copy_(flagged_C)
         state.noisy_N.copy_(noisy_N)
 
     def compare(

@@ -94,7 +94,8 @@ class ELR(Method):
         return judged
 
     def verdict(self, state: ELRState, epoch: int) -> Verdict:
-        """The class of the moving average is suggested, and trusted as far as it has grown."""
-        trust_N, suggested_N = state.target_NC.max(1)
+        """The class of the moving average is suggested; its share of the average is the trust."""
+        largest_N, suggested_N = state.target_NC.max(1)
+        trust_N = largest_N / state.target_NC.sum(1).clamp(min=1e-12)  # the average starts at 0
         known = super().verdict(state, epoch)
-        return known._replace(suggested_N=suggested_N, trust_N=trust_N.clamp(max=1))
+        return known._replace(suggested_N=suggested_N, trust_N=trust_N)

@@ -40,9 +40,9 @@ def loss(outputs: dict[str, Outputs], batch: Batch, state: object) -> Tensor:
     return cross_entropy(logits_BC, batch.mixes[0].of(given_BC)).mean()
 
 
-def mixup_step(fold_lambda: Callable[[Tensor], Tensor] = fold) -> Step:
+def mixup_step(lambda_rule: Callable[[Tensor], Tensor] = fold) -> Step:
     """The step of the baseline, and of the warm-up of PLS."""
-    return Step(show, loss, WEAK_DRAWS, lambdas=(fold_lambda,))
+    return Step(show, loss, WEAK_DRAWS, lambdas=(lambda_rule,))
 
 
 class Mixup(Method):

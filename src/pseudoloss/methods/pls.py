@@ -203,12 +203,12 @@ class Options:
     trust_in_classification: bool
     trust_in_contrast: bool
     classification: Callable[[Tensor, Tensor, Tensor | None, Mix], Tensor]
-    fold_lambda: Callable[[Tensor], Tensor]  # λ from a uniform random number (row 5)
+    lambda_rule: Callable[[Tensor], Tensor]  # λ from a uniform random number (row 5)
     contrast: bool
     mu: float
     contrastive_class: Callable[[Tensor, Mix], Tensor]
     label_similarity: Callable[[Tensor, Mix], Tensor]
-    contrast_mixes_alone: bool  # a λ and partners of its own (row 6)
+    separate_contrast_mix: bool  # a λ and partners of its own (row 6)
     balance: float  # weight of the class-balance term
     prior_C: Tensor
 
@@ -222,17 +222,17 @@ class PLS(Method):
     def phases(self) -> tuple[Phase, ...]:
         o = self.options
         forward = 2 * (o.make_pseudo_labels is not None)
-        backward = 1 + o.contrast + (o.contrast and o.contrast_mixes_alone)
+        backward = 1 + o.contrast + (o.contrast and o.separate_contrast_mix)
         step = Step(
             self.show,
             self.loss,
             draws=2 * WEAK_DRAWS + STRONG_DRAWS,
-            lambdas=(o.fold_lambda, o.fold_lambda) if o.contrast_mixes_alone else (o.fold_lambda,),
+            lambdas=(o.lambda_rule, o.lambda_rule) if o.separate_contrast_mix else (o.lambda_rule,),
             no_grad_in_eval=o.pseudo_labels_in_eval,
             cost=forward + 3 * backward,
         )
         return (
-            Phase("warm-up", self.warmup, (mixup_step(o.fold_lambda),)),  # lines 1 to 7
+            Phase("warm-up", self.warmup, (mixup_step(o.lambda_rule),)),  # lines 1 to 7
             Phase("pls", self.epochs - self.warmup, (step,)),
         )
 
@@ -253,7 +253,7 @@ class PLS(Method):
             shown.no_grad.extend([weak_view, views.weak(images_BCHW, second_draws)])
         if o.contrast:
             shown.with_grad.append(views.strong(images_BCHW, strong_draws))
-            if o.contrast_mixes_alone:
+            if o.separate_contrast_mix:
                 shown.with_grad.append(batch.mixes[1].of(weak_view))
         return {NET: shown}
 
@@ -276,7 +276,7 @@ class PLS(Method):
         if o.contrast:
             _, strong_BD = net.with_grad[1]
             mix = batch.mixes[0]
-            if o.contrast_mixes_alone:
+            if o.separate_contrast_mix:
                 (_, weak_BD), mix = net.with_grad[2], batch.mixes[1]
             class_BC = o.contrastive_class(target_BC, mix)
             label_BX = contrastive_label(class_BC, w_B if o.trust_in_contrast else None)

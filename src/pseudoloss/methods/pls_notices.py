@@ -90,13 +90,13 @@ def stage2_collapsed(state: PLSState, metric: str = "pseudo-loss") -> str | None
 
 def classes_flagged(state: PLSState, classes: Sequence[str]) -> str | None:
     """Classes of which every label would have been flagged, while most others are kept."""
-    found = [classes[c] for c in state.unprotected_C.nonzero().flatten().tolist()]
+    found = [classes[c] for c in state.protected_C.nonzero().flatten().tolist()]
     if not found:
         return None
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (
         f"stage 1 flags every label of the class {found[0]}{more}; those with the lower losses "
-        "were kept all the same. The network may not have learned a rare class when its labels "
+        "were still kept. The network may not have learned a rare class when its labels "
         "were judged. If they are right, try a longer --warmup or a higher --threshold, or add "
         "images."
     )
