@@ -1,5 +1,6 @@
 """Presets, and what a user asks for on top of one."""
 
+import dataclasses
 import json
 from pathlib import Path
 
