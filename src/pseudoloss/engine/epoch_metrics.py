@@ -63,7 +63,7 @@ def epoch_metrics(trainer: Trainer, epoch: int) -> dict[str, Any]:
     true_N = trainer.data.train.true_N
     true_N = None if true_N is None else true_N.to(trainer.device)
     keys = ["noisy", "trust", "detection", "pseudo_labels"]
-    keys += ["metrics", "bias", "pseudo_loss"] if compare else []
+    keys += trainer.method.compared if compare else []
     found: dict[str, Any] = dict.fromkeys(keys)
     if trainer.method.scores_after(epoch):
         verdict = trainer.verdict(epoch)

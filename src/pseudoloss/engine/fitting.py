@@ -90,7 +90,7 @@ def measure_pace(trainer: Trainer) -> Pace:
     for phase, steps in zip(trainer.phases, trainer.steps, strict=True):
         train[phase.name] = 0.0  # also of a phase without epochs
         for prepared in steps:
-            count = min(prepared[1].steps(trainer.state), untimed + TIMED)
+            count = min(prepared.feed.steps(trainer.state), untimed + TIMED)
             before = min(untimed, count - 1)
             begun = start = time.monotonic()
             for i, _ in enumerate(trainer.run_steps(prepared, random, count)):
@@ -98,7 +98,7 @@ def measure_pace(trainer: Trainer) -> Pace:
                 if i + 1 == before:
                     start = time.monotonic()
             seconds = (time.monotonic() - start) / (count - before)
-            train[phase.name] += seconds * prepared[1].steps(trainer.state)
+            train[phase.name] += seconds * prepared.feed.steps(trainer.state)
             startup += max(start - begun - before * seconds, 0)
     seen, start = 0, time.monotonic()
     for logits_BC in predict(trainer.model.network, trainer.views, trainer.images):

@@ -132,7 +132,7 @@ def symptoms(trainer: Trainer, epoch: int, noisy: list[float]) -> dict[str, str 
     settings, given_N = trainer.settings, trainer.given_N
     found: dict[str, str | None] = {}
     predicted_N = trainer.state.predicted_N
-    if epoch + 1 == settings.warmup_epochs:
+    if epoch + 1 == trainer.method.warmup:
         found["warm-up"] = health.warm_up_at_chance(predicted_N, given_N)
     elif epoch + 1 == settings.epochs:
         found["end"] = health.ended_at_chance(predicted_N, given_N)

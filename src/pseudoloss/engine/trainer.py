@@ -6,7 +6,7 @@ Shapes: N images, M held out, S steps, B images in a batch, C classes, K random 
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,13 @@ from pseudoloss.progress import Reporter
 # threads wait for each other longer than they work (docs/design.md).
 TINY = 2**13
 
-Prepared = tuple[Step, Feed, Call[None]]  # a step, its batches, and the call that runs it
+
+class Prepared(NamedTuple):
+    """A step, its batches, and the call that runs it."""
+
+    step: Step
+    feed: Feed
+    call: Call[None]
 
 
 class Trainer:
@@ -179,7 +185,7 @@ class Trainer:
             self.reporter.notice,
             self._plain_networks,
         )
-        return step, feed, call
+        return Prepared(step, feed, call)
 
     def _feed(self, step: Step, phase: Phase) -> Feed:
         """One for all steps with the same batches; it draws as many random numbers as any needs."""
@@ -213,7 +219,7 @@ class Trainer:
         scoring = self.method.scoring(epoch)
         if not self.method.scores_after(epoch):
             self._draw_weak_views(scoring, epoch)
-            self.method.detector.score(self.scorer(), self.state)
+            self.method.score(self.scorer(), self.state)
         return self.method.compare(self.scorer(), self.state, true_N, epoch)
 
     def scorer(self) -> ImageScorer:

@@ -273,6 +273,8 @@ class Method:
     """Networks that follow others, by role."""
     predicts: tuple[str, ...] = (NET,)
     """Which networks predict: one, or the mean of the logits of several."""
+    compared: tuple[str, ...] = ("metrics",)
+    """Keys of what `compare` may return."""
 
     def __init__(self, detector: Detector, warmup: int) -> None:
         self.detector = detector
@@ -300,8 +302,12 @@ class Method:
         """How images are scored after this epoch."""
         return self._flagging
 
-    def score_and_flag(self, scorer: Scorer, state: Any) -> None:
+    def score(self, scorer: Scorer, state: Any) -> None:
+        """Fill in what is known about every image: at least losses and predictions."""
         self.detector.score(scorer, state)
+
+    def score_and_flag(self, scorer: Scorer, state: Any) -> None:
+        self.score(scorer, state)
         self.detector.flag(scorer, state)
 
     @property
@@ -316,7 +322,7 @@ class Method:
         They are judged together with the training images: alone they may be few. `scorer` sees the
         held-out images, `both` sees the training images followed by them.
         """
-        self.detector.score(scorer, held_out)
+        self.score(scorer, held_out)
         joint = concat(state, held_out)
         self.detector.flag(both, joint)
         return part_of(joint, slice(len(state.loss_N), None))

@@ -102,28 +102,11 @@ class CoTeaching(Method):
         return mean_over(first_B, for_first_B) + mean_over(second_B, for_second_B)
 
     def scoring(self, epoch: int) -> Scoring:
-        return replace(super().scoring(epoch), passes=2 + len(self.networks))
+        return replace(super().scoring(epoch), passes=1 + len(self.networks))
 
-    def score_and_flag(self, scorer: Scorer, state: CoTeachingState) -> None:
-        self._rate_confidence(scorer, state)
-        super().score_and_flag(scorer, state)
-
-    def judge_held_out(
-        self,
-        state: CoTeachingState,
-        held_out: CoTeachingState,
-        scorer: Scorer,
-        both: Scorer,
-        epoch: int,
-    ) -> CoTeachingState:
-        self._rate_confidence(scorer, held_out)
-        judged: CoTeachingState = super().judge_held_out(state, held_out, scorer, both, epoch)
-        return judged
-
-    def _rate_confidence(self, scorer: Scorer, state: CoTeachingState) -> None:
-        """Mean probability of the predicted class over both networks."""
-        for rows, (logits_BC,) in scorer.logits():
-            state.predicted_N[rows] = logits_BC.argmax(1)
+    def score(self, scorer: Scorer, state: CoTeachingState) -> None:
+        """Also the mean probability of the predicted class over both networks."""
+        super().score(scorer, state)
         state.confidence_N.zero_()
         for role in self.networks:
             for rows, (logits_BC,) in scorer.logits(role=role):

@@ -214,6 +214,8 @@ class Options:
 
 
 class PLS(Method):
+    compared = ("metrics", "bias", "pseudo_loss")
+
     def __init__(self, detector: Detector, options: Options, epochs: int, warmup: int) -> None:
         super().__init__(detector, warmup)
         self.options = options
