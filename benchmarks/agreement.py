@@ -193,7 +193,7 @@ def main() -> None:
     for precision in ("float32", "bf16"):
         for name, changes in variants.items():
             if time.monotonic() > deadline:
-                print("left out: no time any more")
+                print("skipped: no time left")
                 break
             values = changes | {"epochs": 2, "warmup": 1, "precision": precision, "corrupt": None}
             settings = request(args.preset, None, values).settings(data.preset)

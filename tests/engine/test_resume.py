@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pseudoloss as pl
-from conftest import assert_same_run, make_images, make_source, metrics_of
+from conftest import TINY, assert_same_run, make_images, make_source, metrics_of
 from processes import FLAGS
 from pseudoloss.engine import checkpoint
 from pseudoloss.engine.trainer import Trainer
@@ -325,3 +325,16 @@ def test_published_weights_are_not_downloaded_again(stopped, tiny_source):
     config["settings"]["weights"] = "pretrained"  # refused for our own networks, were it used
     (stopped / "config.json").write_text(json.dumps(config))
     assert pl.train(tiny_source, out=stopped, resume=True, quiet=True).finished
+
+
+def test_a_finished_run_is_loaded_without_its_data(tmp_path, npz, capsys):
+    source, out = npz(), tmp_path / "run"
+    settings = TINY | {"epochs": 1}
+    whole = pl.train(str(source), out, quiet=True, **settings)
+    source.unlink()
+    again = pl.train(out=out, resume=True)
+    assert capsys.readouterr().out == f"{out} is already finished.\n"
+    assert again.labels.equals(pl.load(out).labels)
+    assert len(again.labels) == len(whole.labels)
+    with pytest.raises(InputError, match="--epochs 2 differs from the --epochs 1"):
+        pl.train(out=out, resume=True, epochs=2)

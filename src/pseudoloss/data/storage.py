@@ -133,7 +133,7 @@ class FileImages(HostImages):
         except RuntimeError as error:  # raised when the system has killed a worker
             raise TrainingError(
                 f"decoding images failed ({first_line(error)}); "
-                "--resume goes on from the last checkpoint"
+                "--resume continues from the last checkpoint"
             ) from None
 
 

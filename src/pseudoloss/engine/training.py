@@ -95,8 +95,12 @@ def train(
         raise InputError(f"--time chooses the epochs, and {where} contradicts it")
     folder = None if out is None else RunFolder(as_path(out, "--out"))
     recorded = folder.recorded() if folder and resume else None
+    reporter: Reporter = SilentReporter() if quiet else TerminalReporter()
     if folder and recorded is None:
         folder.refuse_if_taken()
+    if folder and recorded and folder.finished:
+        asked.resume(recorded.settings)  # refuses other settings
+        return _already_finished(folder, reporter)
     if source is None:
         source = _recorded_source(recorded, out)
     if recorded is None:
@@ -106,7 +110,6 @@ def train(
             _refuse_inside(folder.path, reading.get("test"))
 
     wait_for_compilers = load_compilers()
-    reporter: Reporter = SilentReporter() if quiet else TerminalReporter()
     limits = Limits(started, minutes, checkpoint_every)
     with reporter:
         job = prepare(source, asked, recorded, reading, reporter, time_budget is not None)
@@ -144,9 +147,8 @@ def _train_in(
         with folder.lock():
             if folder.recorded() != recorded:
                 raise BusyError(f"--out {folder.path}: another process has started a run here")
-            if folder.finished:
-                reporter.say(f"{folder.path} is already finished.")
-                return load(folder.path)
+            if folder.finished:  # by another process, since this one started
+                return _already_finished(folder, reporter)
             with folder.writing():
                 folder.list_skipped(job.skipped)
                 if recorded is None:
@@ -154,6 +156,11 @@ def _train_in(
                     text = absolute(str(job.source)) if named else job.data.name
                     folder.create(text, not named, job.data, job.settings, job.options)
             return fit(trainer, folder, job.notices, limits)
+
+
+def _already_finished(folder: RunFolder, reporter: Reporter) -> Run:
+    reporter.say(f"{folder.path} is already finished.")
+    return load(folder.path)
 
 
 # ----------------------------------------------------------------------- what cannot be trained
