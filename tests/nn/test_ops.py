@@ -261,10 +261,8 @@ def large_blocks(monkeypatch):
 
 
 @pytest.mark.usefixtures("large_blocks")
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [*((name, torch.bfloat16) for name in OWN), ("preactresnet18", torch.float32)],
-)
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_one_kernel_casts_all_gradients(name, precision, monkeypatch):
     """This needs gradients that are dense and have the layout of their weight."""
     network = build(name, channels=3, size=(16, 16), classes=4, projection=3, precision=precision)

@@ -80,7 +80,7 @@ def test_pixels_equal_torchvision(cnwl_copy):
         data, _ = read(f"cnwl:{cnwl_copy}:0.4", where)
         for images, count in ((data.train, 512), (data.test, 112)):
             assert len(images) == count
-            assert_torchvision_pixels(images, cnwl_copy, 32, folder="/3/")
+            assert_torchvision_pixels(images, cnwl_copy, 32)
 
 
 def test_broken_files_are_skipped_with_their_true_labels(cnwl_copy):
