@@ -1,6 +1,7 @@
 """Runs `pseudoloss` commands in real processes that start quickly: torch is loaded once, and every
 command runs in a fork. Requests and answers are lines of JSON on standard input and output."""
 
+import contextlib
 import json
 import os
 import signal
@@ -36,6 +37,8 @@ def serve():
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8), dtype=np.uint8)
     small = {"network": "small-cnn", "epochs": 2, "batch_size": 4, "device": "cpu"}
     pl.train((images, np.arange(8) % 2), quiet=True, **small)  # imports what is loaded late
+    with contextlib.suppress(ImportError):  # an extra
+        import pseudoloss.review.server  # noqa: F401
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -8,18 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 from safetensors.torch import load_file
 
 import pseudoloss as pl
+from audits import blobs
 from processes import FLAGS, CommandServer
 from pseudoloss.config import Settings
 from pseudoloss.data import Reader, find_source
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.progress import SilentReporter
+from review_runs import write_review
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
+# Continuous integration tries the same examples every time; elsewhere they are random.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 TINY = {"network": "small-cnn", "batch_size": 16, "epochs": 3, "warmup": 1, "lr": 0.05, "pad": 1}
 
@@ -47,6 +55,12 @@ def make_trainer(data=None, reporter=None, **settings):
     """A trainer on the CPU; `settings` replace those of TINY."""
     settings = Settings(**(TINY | {"device": "cpu"} | settings))
     return Trainer(make_source() if data is None else data, settings, reporter or SilentReporter())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """No test reads or fills the user's cache of features."""
+    os.environ["PSEUDOLOSS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
@@ -163,6 +177,22 @@ def photo_run(photo_folder, tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="session")
+def photo_audit(photo_folder, tmp_path_factory):
+    """The folder of an audit of those photos; no test may change it."""
+    out = tmp_path_factory.mktemp("audits") / "audit"
+    pl.audit(photo_folder, out=out, quiet=True, device="cpu")
+    return out
+
+
+@pytest.fixture(scope="session")
+def blob_audit(tmp_path_factory):
+    """An audit of features with wrong labels, in a folder that no test may change."""
+    features, given, _ = blobs()
+    out = tmp_path_factory.mktemp("blobs") / "audit"
+    return pl.audit(features=features, labels=given, out=out, quiet=True, device="cpu")
+
+
 @pytest.fixture
 def photos(tmp_path):
     """Writes image files, each in a different colour, with these names (with or without suffix)
@@ -179,6 +209,24 @@ def photos(tmp_path):
         return folder
 
     return write
+
+
+@pytest.fixture
+def review_audit(tmp_path):
+    """The folder of an audit to review; see review_runs.py."""
+    return write_review(tmp_path)
+
+
+@pytest.fixture
+def opened_review(review_audit):
+    """The state of a review of that audit."""
+    from pseudoloss.labels.opening import open_labels
+    from pseudoloss.review.log import DecisionLog
+    from pseudoloss.review.server import open_review
+
+    log = DecisionLog(review_audit / "decisions.jsonl")
+    yield open_review(open_labels(review_audit), log)
+    log.close()
 
 
 # -------------------------------------------------------------------------------- real processes

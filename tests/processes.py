@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,3 +63,15 @@ class CommandServer:
     def close(self):
         self.server.stdin.close()
         self.server.wait(timeout=60)
+
+
+def wait_for_address(process, seconds=60):
+    """The address that `pseudoloss review` prints once it listens."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        output = process.output if process.log.exists() else ""
+        found = re.search(r"Review at (http://\S+)\n", output)
+        if found:
+            return found[1]
+        time.sleep(0.02)
+    raise AssertionError(f"no address: {process.output}")

@@ -68,6 +68,24 @@ def test_presets_name_the_out_of_distribution_share_first(pool, out, inside):
     assert settings.method_settings.threshold == 0.95
 
 
+@pytest.mark.parametrize(
+    ("asked", "weights"),
+    [
+        ({}, "embedded"),
+        ({"network": "tf_efficientnet_lite0"}, "embedded"),
+        ({"network": "resnet50"}, "pretrained"),
+        ({"network": "small-cnn"}, None),
+        ({"network": "resnet50", "weights": None}, None),
+        ({"weights": "pretrained"}, "pretrained"),
+        ({"network": "resnet50", "weights": "embedded"}, "embedded"),  # and is refused later
+    ],
+)
+def test_weights_that_suit_the_network(asked, weights):
+    settings = request("finetune", None, asked).settings("default")
+    assert settings.network == asked.get("network", "tf_efficientnet_lite0")
+    assert settings.weights == weights
+
+
 def test_presets_of_the_web_datasets():
     for name in ("web-aircraft", "web-bird", "web-car"):
         web = request(name, None, {}).settings("default")
@@ -203,6 +221,7 @@ def test_relative_paths_are_recorded_as_absolute_paths(tmp_path, monkeypatch):
         ("corrupt", "symmetric:0.2+out:0.4", "symmetric:0.2+out:0.4"),
         ("weights", "w.pth", f"{tmp_path}/w.pth"),
         ("weights", "pretrained", "pretrained"),
+        ("weights", "embedded", "embedded"),
         ("weights", None, None),
         ("network", "resnet18", "resnet18"),
     ]:

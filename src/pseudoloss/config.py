@@ -18,6 +18,8 @@ from pseudoloss.errors import InputError, name_hint
 
 # Networks of ours.
 OWN = ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released", "small-cnn")
+EMBEDDED = "embedded"  # the value of --weights for weights that are installed with pseudoloss
+EMBEDDED_NETWORK = "tf_efficientnet_lite0"  # the timm model that they are for
 WARMUP_SHARE = 30 / 200  # the paper's: 30 of 200 epochs
 
 # ------------------------------------------------------------------------- settings of a method
@@ -157,8 +159,9 @@ class Settings:
     """preactresnet18, its variants preactresnet18-stemnorm and preactresnet18-released, small-cnn,
     or the name of any timm model."""
     weights: str | None = None
-    """Initial weights of a timm network: pretrained (downloaded by timm) or a file (.safetensors,
-    .pth). None: train from scratch."""
+    """Initial weights of a timm network: embedded (of tf_efficientnet_lite0, installed with
+    pseudoloss), pretrained (downloaded by timm) or a file (.safetensors, .pth). None: train from
+    scratch."""
     projection: int = 128
     """Dimensions of the linear projection into the contrastive space."""
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pseudoloss.config import (
+    EMBEDDED,
+    EMBEDDED_NETWORK,
     OWN,
     Settings,
     as_flag,
@@ -49,13 +51,13 @@ _WEB: dict[str, Any] = {
 _PAPER: dict[str, Any] = {"network": "preactresnet18-stemnorm"}
 _CNWL: dict[str, Any] = _PAPER | {"warmup": 1}
 
-# For your own images: photographs with a pretrained network, small images from scratch.
+# For your own images: photographs from weights that need no download, small images from scratch.
 _FINETUNE: dict[str, Any] = {
-    "network": "resnet50",
-    "weights": "pretrained",
+    "network": EMBEDDED_NETWORK,
+    "weights": EMBEDDED,
     "epochs": 30,
     "batch_size": 64,
-    "lr": 0.01,
+    "lr": 0.04,
     "weight_decay": 1e-4,
 }
 _SCRATCH: dict[str, Any] = {"epochs": 100, "batch_size": 128, "lr": 0.05}
@@ -152,8 +154,11 @@ class Request:
         if method != preset_method and preset.get("warmup") == 0:
             del preset["warmup"]  # another method may need one
         values = preset | _for_method(method, fitting or {}) | self.values
-        if values.get("network") in OWN and "weights" not in self.values:
-            values["weights"] = None  # those of the preset are another network's
+        if "weights" not in self.values:  # those of the preset may be another network's
+            if values.get("network") in OWN:
+                values["weights"] = None
+            elif values.get("weights") == EMBEDDED and values["network"] != EMBEDDED_NETWORK:
+                values["weights"] = "pretrained"
         usual = Settings(**preset)
         batch_size = values.get("batch_size", usual.batch_size)
         whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
@@ -242,7 +247,7 @@ def _with_absolute_paths(name: str, value: Any) -> Any:
     kind, colon, place = str(value).partition(":")
     if name == "corrupt" and kind in LABEL_FILES and place:
         return f"{kind}{colon}{_absolute(place)}"
-    if name == "pool" or (name == "weights" and value != "pretrained"):
+    if name == "pool" or (name == "weights" and value not in (EMBEDDED, "pretrained")):
         return _absolute(value)
     return value
 

@@ -1,7 +1,5 @@
 """Networks, and the weights that they start from."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -150,75 +148,6 @@ def test_failed_download_gives_one_error_line(monkeypatch):
 def test_unsupported_image_size_is_refused():
     with pytest.raises(InputError, match=r"--network .*does not take images of 8×8|cannot build"):
         make("inception_v3", size=(8, 8))
-
-
-@pytest.fixture
-def published():
-    """A small timm network with a classifier, like published weights."""
-    import timm
-
-    torch.manual_seed(3)
-    return timm.create_model("resnet10t", num_classes=7)
-
-
-@pytest.mark.parametrize("kind", ["safetensors", "pth", "wrapped", "parallel"])
-def test_weights_from_a_file(tmp_path, published, kind):
-    state = published.state_dict()
-    path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pth")
-    if kind == "safetensors":
-        from safetensors.torch import save_file
-
-        save_file(state, path)
-    elif kind == "wrapped":
-        torch.save({"epoch": 3, "state_dict": state}, path)
-    elif kind == "parallel":
-        torch.save({f"module.{key}": tensor for key, tensor in state.items()}, path)
-    else:
-        torch.save(state, path)
-    loaded = make("resnet10t", weights=str(path)).backbone.state_dict()
-    assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.items())
-
-
-def test_wrong_weight_files_are_refused(tmp_path, published):
-    def refuse(content, message):
-        path = tmp_path / "weights.pth"
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        else:
-            torch.save(content, path)
-        with pytest.raises(InputError, match=message):
-            make("resnet10t", weights=str(path))
-
-    state = published.state_dict()
-    refuse(b"nothing", "not a file of weights")
-    refuse([1, 2], "no named tensors")
-    refuse({"a": 1}, "no named tensors")
-    refuse({"a": torch.zeros(1)}, r"not the weights of resnet10t \(conv1.* is missing\)")
-    refuse(state | {"conv1.0.weight": torch.zeros(1, 2)}, "has the shape 1×2, expected")
-    with pytest.raises(InputError, match=r"--weights .*nowhere.pth: no such file"):
-        make("resnet10t", weights=str(tmp_path / "nowhere.pth"))
-
-
-def test_weight_files_run_no_code(tmp_path):
-    import pickle
-
-    class Trap:
-        def __reduce__(self):
-            return (Path(tmp_path / "trapped").touch, ())
-
-    path = tmp_path / "weights.pth"
-    path.write_bytes(pickle.dumps({"a": Trap()}))
-    with pytest.raises(InputError, match="not a file of weights"):
-        make("resnet10t", weights=str(path))
-    assert not (tmp_path / "trapped").exists()
-
-
-def test_transformer_positions_are_resized(tmp_path):
-    import timm
-
-    torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "vit.pth")
-    network = make("vit_tiny_patch16_224", size=(64, 64), weights=str(tmp_path / "vit.pth"))
-    assert network(torch.randn(2, 3, 64, 64))[0].shape == (2, 7)
 
 
 def test_wanted_input():

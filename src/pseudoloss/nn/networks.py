@@ -4,7 +4,6 @@ Shapes: B images, C classes, D dimensions of the contrastive space.
 """
 
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -14,14 +13,14 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pseudoloss.config import OWN
+from pseudoloss.config import EMBEDDED, EMBEDDED_NETWORK, OWN
 from pseudoloss.errors import InputError, did_you_mean, first_line
 from pseudoloss.files import at_home
 from pseudoloss.nn.autograd import SideStream, cast_weights
 from pseudoloss.nn.ops import EagerOps, FoldedOps, FusedOps
+from pseudoloss.nn.weights import embedded_file, load_weights
 
 EAGER = EagerOps()
 
@@ -116,7 +115,7 @@ def build(
 ) -> Network:
     """Build the network called `name`: one of ours (`OWN`) or any timm model.
 
-    `weights` are the initial weights of a timm backbone: "pretrained" or a file.
+    `weights` are the initial weights of a timm backbone: "embedded", "pretrained" or a file.
     """
     if weights is not None and name in OWN:
         raise InputError(f"--weights {weights}: {name} is trained from scratch; use a timm model")
@@ -271,16 +270,9 @@ def _timm_backbone(
     name: str, channels: int, size: tuple[int, int], weights: str | None
 ) -> tuple[nn.Module, int]:
     check_known(name)
-    import timm
-
     pretrained = weights == "pretrained"
-    options: dict[str, Any] = {"in_chans": channels, "num_classes": 0, "pretrained": pretrained}
     try:
-        with _offline_if_unreachable() if pretrained else nullcontext():
-            try:  # a transformer is built for one image size
-                backbone = timm.create_model(name, img_size=size, **options)
-            except TypeError:
-                backbone = timm.create_model(name, **options)
+        backbone = create_timm(name, channels, size, pretrained)
     except Exception as error:  # timm and the hub can raise anything
         if not pretrained:
             raise InputError(
@@ -288,11 +280,12 @@ def _timm_backbone(
             ) from None
         raise InputError(
             f"--weights pretrained: the weights of {name} cannot be loaded ({first_line(error)}). "
-            "Download them elsewhere and give --weights FILE, or train from scratch with --preset "
-            "scratch or --weights none"
+            f"Download them elsewhere and give --weights FILE, start from --network "
+            f"{EMBEDDED_NETWORK} --weights {EMBEDDED}, or train from scratch with --preset scratch "
+            "or --weights none"
         ) from None
     if weights is not None and not pretrained:
-        _load_weights(backbone, at_home(weights), name)
+        load_weights(backbone, _file_of(weights, name), name)
     try:
         backbone.eval()
         with torch.no_grad():
@@ -302,6 +295,31 @@ def _timm_backbone(
             f"--network {name}: does not take images of {size[0]}×{size[1]} ({first_line(error)})"
         ) from None
     return backbone.train(), features
+
+
+def create_timm(
+    name: str, channels: int, size: tuple[int, int], pretrained: bool = False
+) -> nn.Module:
+    """A timm model without its classifier. timm and the hub can raise anything."""
+    import timm
+
+    options: dict[str, Any] = {"in_chans": channels, "num_classes": 0, "pretrained": pretrained}
+    with _offline_if_unreachable() if pretrained else nullcontext():
+        try:  # a transformer is built for one image size
+            return timm.create_model(name, img_size=size, **options)
+        except TypeError:
+            return timm.create_model(name, **options)
+
+
+def _file_of(weights: str, name: str) -> Path:
+    """The file that --weights names."""
+    if weights != EMBEDDED:
+        return at_home(weights)
+    if name.partition(".")[0] != EMBEDDED_NETWORK:
+        raise InputError(
+            f"--weights {EMBEDDED}: are those of --network {EMBEDDED_NETWORK}, not of {name}"
+        )
+    return embedded_file()
 
 
 def check_weights(name: str, weights: str | None, channels: int, size: int) -> None:
@@ -328,41 +346,3 @@ def _offline_if_unreachable() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
-
-
-def _load_weights(backbone: nn.Module, path: Path, name: str) -> None:
-    """Load the weights in a file, except those of the classifier. No code in the file is run."""
-    where = f"--weights {path}"
-    if not path.is_file():
-        raise InputError(f"{where}: no such file")
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise anything
-        raise InputError(f"{where}: not a file of weights ({first_line(error)})") from None
-    for key in ("state_dict_ema", "state_dict", "model"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise InputError(f"{where}: not a file of weights (it holds no named tensors)")
-    found = {str(key).removeprefix("module."): tensor for key, tensor in found.items()}
-    expected = backbone.state_dict()
-    # timm's own conversion, for example of a transformer's positions to another number of patches.
-    convert = getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None)
-    if convert is not None:
-        try:
-            found = convert(found, backbone)
-        except Exception as error:  # it expects timm's own files
-            raise InputError(f"{where}: not the weights of {name} ({first_line(error)})") from None
-    for key, tensor in expected.items():
-        if key not in found and not key.endswith("num_batches_tracked"):
-            raise InputError(f"{where}: not the weights of {name} ({key} is missing)")
-        if key in found and found[key].shape != tensor.shape:
-            shapes = ["×".join(map(str, t.shape)) for t in (found[key], tensor)]
-            raise InputError(
-                f"{where}: not the weights of {name} as it is used here ({key} has the shape "
-                f"{shapes[0]}, expected {shapes[1]})"
-            )
-    backbone.load_state_dict({key: found.get(key, tensor) for key, tensor in expected.items()})
