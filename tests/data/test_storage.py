@@ -8,7 +8,6 @@ from pseudoloss.config import Settings
 from pseudoloss.data import storage
 from pseudoloss.data.storage import (
     SLOTS,
-    ConcatImages,
     DeviceImages,
     HostImages,
     place,
@@ -46,14 +45,6 @@ def test_parts_are_all_images_in_order(kind, size):
         parts = [part.clone() for part in pixels.parts(size)]
         assert torch.equal(torch.cat(parts), all_images)
         assert all(len(part) == size for part in parts[:-1])
-
-
-def test_concatenated_image_sets():
-    first, second = images(), images(7)
-    pixels = ConcatImages(DeviceImages(first, CPU), HostImages(second, CPU))
-    parts = [part.clone() for part in pixels.parts(5)]
-    assert torch.equal(torch.cat(parts), torch.cat([first, second]))
-    assert [len(part) for part in parts] == [5, 5, 5, 5, 3, 5, 2]
 
 
 def test_streamed_batches_use_one_tensor():

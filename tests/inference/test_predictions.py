@@ -55,7 +55,8 @@ def test_batches_do_not_change_predictions(model, photo_folder, monkeypatch, siz
     monkeypatch.setattr(predictions, "AT_ONCE", size)
     paths = sorted(path for path in (photo_folder / "test").rglob("*") if path.is_file())
     table = model.predict_files(photo_folder / "test", probabilities=True)
-    assert table["path"].tolist() == [str(path) for path in paths]
+    names = [str(path.relative_to(photo_folder / "test")) for path in paths]
+    assert table["path"].tolist() == names
     wanted = np.concatenate([model.predict_proba(model.reader.read(p)[None]) for p in paths])
     found = table[[f"p_{name}" for name in model.classes]].to_numpy()
     np.testing.assert_allclose(found, wanted, atol=1e-6)
@@ -111,6 +112,32 @@ def test_loaded_run_has_a_model(photo_run, photo_folder):
     run = pl.load(photo_run)
     table = run.model.predict_files(next((photo_folder / "test").rglob("*.png")))
     assert list(table) == ["path", "label", "probability"]
+
+
+def test_names_join_with_the_label_table(model, photo_folder, photo_run):
+    labels = pl.load(photo_run).labels
+    joined = labels.merge(model.predict_files(photo_folder), on="path", validate="one_to_one")
+    assert len(joined) == len(labels)
+    assert joined["label"].tolist() == joined["predicted_label"].tolist()
+
+
+def test_names_of_several_arguments_are_as_typed(model, photo_folder, monkeypatch):
+    monkeypatch.chdir(photo_folder.parent)
+    name = photo_folder.name
+    several = model.predict_files([f"{name}/train", f"{name}/test"])["path"]
+    assert several.is_unique
+    assert all((photo_folder.parent / path).is_file() for path in several)
+    one = next((photo_folder / "test").rglob("*.png")).relative_to(photo_folder.parent)
+    assert model.predict_files(one)["path"].tolist() == [str(one)]
+
+
+def test_names_of_a_table_are_relative_to_it(model, photo_folder, tmp_path):
+    (tmp_path / "in").mkdir()
+    source = next((photo_folder / "test").rglob("*.png"))
+    (tmp_path / "in" / "a.png").write_bytes(source.read_bytes())
+    (tmp_path / "t.csv").write_text(f"path\nin/a.png\n{source}\n")
+    found = model.predict_files(tmp_path / "t.csv")["path"].tolist()
+    assert found == ["in/a.png", str(source)]
 
 
 # -------------------------------------------------------------------------------- command line
@@ -259,5 +286,5 @@ def test_model_of_a_run_without_best_epoch_or_unfinished(npz, tmp_path, tiny_set
     with pytest.raises(InputError, match=r"--best: "):
         open_model(tmp_path / "run", best=True)
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(InputError, match="not finished"):
+    with pytest.warns(UserWarning, match="not finished; this is the model of epoch 3 of 3"):
         open_model(tmp_path / "run")

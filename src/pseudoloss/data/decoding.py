@@ -138,11 +138,16 @@ def content_of(entry: Entry) -> bytes | Image.Image:
         raise UnreadableError(_reason(error)) from None
 
 
-def full_pixels(content: bytes | Image.Image) -> tuple[Header, Image.Image]:
-    """The header of an image, and the image as RGB in its own size."""
+def full_pixels(
+    content: bytes | Image.Image, reduce_to: int | None = None
+) -> tuple[Header, Image.Image]:
+    """The header of an image, and the image as RGB in its own size. With `reduce_to`, a JPEG may be
+    decoded to a smaller size, but no side becomes shorter than this number of pixels."""
     with _open(content) as image:
         found = header_of(image)
         try:
+            if reduce_to is not None and image.format in ("JPEG", "MPO"):
+                image.draft(None, (reduce_to, reduce_to))
             return found, standardise(image, 3)
         except Exception as error:
             raise UnreadableError(_reason(error)) from None

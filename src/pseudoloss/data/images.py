@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times
 OUT = -1  # the true label of an image that belongs to no class
+
+LabelType = Literal["text", "integer", "boolean"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Data:
     noisy_test: bool = False  # held out of the training images, so their labels may be wrong too
     image_size: int | None = None  # pixels that the network sees, if the source decides it
     fit: Fit = "stretch"  # how files of other shapes get the size of the images
+    label_type: LabelType = "text"  # of the labels that became the names of the classes
 
     def fingerprint(self) -> str:
         """A hash that changes with any pixel, label or class name."""
@@ -204,8 +207,11 @@ def arrays(
     )
     if (test_images is None) != (test_labels is None):
         raise InputError(f"{name}: test images and test labels must be given together")
+    kind: LabelType = "text"
+    if classes is None and values.dtype.kind != "U":
+        kind = "boolean" if values.dtype.kind == "b" else "integer"
     if test_images is None:
-        return Data(name, train)
+        return Data(name, train, label_type=kind)
     test_pixels = to_pixels(test_images, f"{name}: test images")
     if len(test_pixels) == 0:
         raise InputError(f"{name}: no test images (the test split is empty)")
@@ -215,7 +221,15 @@ def arrays(
             f"width), training images {_shape(pixels[0])}"
         )
     test_true = _label_array(test_labels, len(test_pixels), f"{name}: test labels")
-    return Data(name, train, ImageSet(test_pixels, index(test_true, "test labels"), names))
+    test = ImageSet(test_pixels, index(test_true, "test labels"), names)
+    return Data(name, train, test, label_type=kind)
+
+
+def typed_labels(classes: Sequence[str], kind: LabelType) -> np.ndarray:
+    """The label of each class, of the type that the labels had."""
+    if kind == "text":
+        return np.array(classes, dtype=object)
+    return np.array([int(name) if kind == "integer" else name == "True" for name in classes])
 
 
 def with_held_out(data: Data, share: float, seed: int) -> Data:

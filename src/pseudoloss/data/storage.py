@@ -137,17 +137,6 @@ class FileImages(HostImages):
             ) from None
 
 
-class ConcatImages:
-    """Several image sets, one after another."""
-
-    def __init__(self, *sets: ImageParts) -> None:
-        self.sets = sets
-
-    def parts(self, size: int) -> Iterator[Tensor]:
-        for images in self.sets:
-            yield from images.parts(size)
-
-
 def _hide_warnings(worker: int) -> None:
     """PIL's warnings about unusual files were hidden when the files were first read, too."""
     warnings.simplefilter("ignore")

@@ -247,8 +247,12 @@ def _accuracy(accuracy: Mapping[str, Any], best: bool) -> list[str]:
 
 
 def _noise(noise: Mapping[str, Any]) -> list[str]:
-    worst = sorted(noise["by_class"].items(), key=lambda item: -item[1])[:WORST_CLASSES]
-    lines = [f"{noise['rate']:.1%} of the training labels were flagged as noisy; most in:", ""]
+    shares = {  # version 0.2 and before: numbers
+        name: found if isinstance(found, int | float) else found["rate"]
+        for name, found in noise["by_class"].items()
+    }
+    worst = sorted(shares.items(), key=lambda item: -item[1])[:WORST_CLASSES]
+    lines = [f"An estimated {noise['rate']:.1%} of the training labels are wrong; most in:", ""]
     return lines + [f"- {_escape(name)}: {share:.1%}" for name, share in worst]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pseudoloss.data import Reader, Source, to_pixels
 from pseudoloss.data.decoding import Fit
+from pseudoloss.data.images import LabelType, typed_labels
 from pseudoloss.data.storage import place
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
@@ -38,6 +39,7 @@ class Description:
     projection: int
     fit: Fit = "stretch"  # how image files of other shapes become such images
     members: int = 1  # number of networks; more than one are an `Ensemble`
+    label_type: LabelType = "text"  # of the labels that the model was trained on
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,10 @@ class Model:
         return np.asarray(torch.cat(logits).softmax(1))
 
     def predict(self, images: Any) -> np.ndarray:
-        """Name of the most likely class of each image (see `predict_proba`)."""
-        names = np.array(self.classes, dtype=object)
-        return np.asarray(names[self.predict_proba(images).argmax(1)])
+        """The most likely label of each image (see `predict_proba`): the name of a class, or a
+        whole number or a truth value where the labels in training were."""
+        labels = typed_labels(self.classes, self.description.label_type)
+        return np.asarray(labels[self.predict_proba(images).argmax(1)])
 
     def predict_files(
         self, images: str | Path | Sequence[str | Path], top: int = 1, probabilities: bool = False
@@ -117,17 +120,24 @@ class Model:
 def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
     """Load a model from a safetensors file. It computes in float32."""
     try:
-        tensors, record = from_safetensors(path)
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in dict(record).items()
-        }
-        description = Description(**fields)
-        network = build_network(description)
-        network.load_state_dict(tensors)
+        return make_model(*from_safetensors(path), device)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path}: not a model of pseudoloss ({reason})") from None
+
+
+def make_model(
+    weights: Mapping[str, Tensor], record: Mapping[str, Any], device: str | torch.device
+) -> Model:
+    """A model from its weights and the fields of its description. TypeError, ValueError or
+    RuntimeError if they do not fit."""
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in dict(record).items()
+    }
+    description = Description(**fields)
+    network = build_network(description)
+    network.load_state_dict(weights)
     network.to(device).eval()
     mean, std = description.mean, description.std
     views = make_views(mean, std, description.size, device=device)

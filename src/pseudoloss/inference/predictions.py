@@ -16,7 +16,7 @@ import pandas as pd
 
 from pseudoloss.data import Reader, ReadOptions, Skipped
 from pseudoloss.data.decoding import Entry, UnreadableError, printable
-from pseudoloss.data.scanning import Progress, no_progress
+from pseudoloss.data.scanning import Progress, name_of, no_progress
 from pseudoloss.data.sources.folder import files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
 from pseudoloss.errors import InputError
@@ -41,27 +41,43 @@ class Batch(NamedTuple):
     skipped: list[Skipped]  # files that could not be read
 
 
-def find_images(images: Sequence[str | Path]) -> list[Path]:
-    """All image files: files themselves, files in folders, files listed in tables."""
+class FoundImages(NamedTuple):
+    """Image files, and their names in tables."""
+
+    paths: list[Path]
+    names: list[str]
+
+
+def find_images(images: Sequence[str | Path]) -> FoundImages:
+    """All image files: files themselves, files in folders, files listed in tables.
+
+    The files of a single folder or table have the names that the label table of a run on it has, so
+    that both tables can be joined. Other names are paths as they were given.
+    """
     if not isinstance(images, Iterable):
         raise InputError(f"images must be paths, not {type(images).__name__}")
     found: list[Path] = []
+    roots: list[Path] = []
     for given in images:
         path = at_home(as_path(given, "images"))
         if path.is_dir():
-            inside = files_below(path)
+            inside, root = files_below(path), path
         elif not path.exists():
             raise InputError(f"{given}: no such file or folder")
         elif path.suffix.lower() in TABLE_SUFFIXES:
             inside = table_files(path, ReadOptions.path_column, str(given))
+            root = path.parent
         else:
-            inside = [path]
+            inside, root = [path], Path()
         if not inside:
             raise InputError(f"{given}: contains no files")
         found += inside
+        roots.append(root)
     if not found:
         raise InputError("no images: give files or folders")
-    return found
+    if len(roots) == 1:
+        return FoundImages(found, [name_of(path, roots[0]) for path in found])
+    return FoundImages(found, [printable(path) for path in found])
 
 
 def predict_batches(
@@ -165,10 +181,10 @@ def predict_files(
 ) -> pd.DataFrame:
     """One row per file that can be read (see `as_table`), and a warning if some cannot."""
     check_top(top, len(model.classes))
-    paths = find_images(images)
+    paths, names_of = find_images(images)
     tables, skipped = [], []
     for batch in predict_batches(model, paths):
-        names = [printable(paths[i]) for i in batch.indices]
+        names = [names_of[i] for i in batch.indices]
         tables.append(as_table(names, batch.probabilities_BC, model.classes, top, probabilities))
         skipped += batch.skipped
     refuse_if_none(len(paths), skipped)
@@ -184,7 +200,7 @@ def predict_files(
 
 def write_predictions(
     model: "Model",
-    paths: Sequence[Path],
+    images: FoundImages,
     file: TextIO,
     *,
     form: Format = "csv",
@@ -196,11 +212,11 @@ def write_predictions(
     reporter = reporter or SilentReporter()
     skipped: list[Skipped] = []
     header = True
-    for batch in predict_batches(model, paths, reporter.progress):
+    for batch in predict_batches(model, images.paths, reporter.progress):
         for entry in batch.skipped:
             reporter.notice(f"{entry.path}: skipped ({entry.reason})")
         skipped += batch.skipped
-        names = [printable(paths[i]) for i in batch.indices]
+        names = [images.names[i] for i in batch.indices]
         rows = (names, batch.probabilities_BC, model.classes, top, probabilities)
         if not names:
             continue
@@ -211,18 +227,20 @@ def write_predictions(
             table.to_csv(file, index=False, header=header, float_format="%.6g", lineterminator="\n")
             header = False
         file.flush()
-    refuse_if_none(len(paths), skipped)
+    refuse_if_none(len(images.paths), skipped)
     if skipped:
-        reporter.notice(f"{len(skipped):,} of {len(paths):,} files cannot be read and are skipped")
+        reporter.notice(
+            f"{len(skipped):,} of {len(images.paths):,} files cannot be read and are skipped"
+        )
 
 
-def write_predictions_to(out: Path, model: "Model", paths: Sequence[Path], **options: Any) -> None:
+def write_predictions_to(out: Path, model: "Model", images: FoundImages, **options: Any) -> None:
     """`write_predictions` to a file, which appears only when it is complete."""
 
     def write(draft: Path) -> None:
         try:
             with draft.open("w", encoding="utf-8", newline="") as file:
-                write_predictions(model, paths, file, **options)
+                write_predictions(model, images, file, **options)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise

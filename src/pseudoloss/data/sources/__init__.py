@@ -6,9 +6,11 @@ from pseudoloss.data.sources.lookup import (
     absolute,
     check_exists,
     find_source,
+    open_all,
     open_arrays,
     open_files,
     open_source,
+    refuse_inside,
 )
 
 __all__ = [
@@ -17,7 +19,9 @@ __all__ = [
     "absolute",
     "check_exists",
     "find_source",
+    "open_all",
     "open_arrays",
     "open_files",
     "open_source",
+    "refuse_inside",
 ]

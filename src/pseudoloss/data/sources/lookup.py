@@ -5,6 +5,7 @@ A source is text or a path (`"digits"`, `"photos/"`, `"cifar10:DIR"`), arrays, o
 where they still have to be decoded.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -120,6 +121,19 @@ def open_files(
     return FileSource(name, _dataset_splits(source, options, name, progress))
 
 
+def open_all(
+    source: Source, options: ReadOptions, progress: Progress = no_progress
+) -> FileSource | Data:
+    """All images of a source, split by split; nothing is held out (see `find_source`)."""
+    files = open_files(source, options, progress)
+    if files is None:
+        _reject_options(options, ["strict", *TABLE_OPTIONS])
+        return _open_data(source)
+    if not _has_columns(source):
+        _reject_options(options, TABLE_OPTIONS, "tables")
+    return files
+
+
 def open_arrays(spec: str) -> Data:
     """A source that is stored as arrays, by its name or path."""
     kind, colon, place = spec.partition(":")
@@ -164,6 +178,18 @@ def absolute(spec: str) -> str:
         path.suffix.lower() in (*TABLE_SUFFIXES, ".npz") or path.is_dir()
     )
     return str(path.resolve()) if is_path else spec
+
+
+def refuse_inside(out: Path, source: Source | None) -> None:
+    """A result inside a folder of images would become one of its classes."""
+    if isinstance(source, str | Path) and source:
+        root = at_home(str(source))
+        is_folder = os.path.isdir(root)  # noqa: PTH112, of any name
+        if is_folder and out.resolve().is_relative_to(root.resolve()):
+            raise InputError(
+                f"--out {out}: is inside {source}, whose folders are classes; "
+                "choose a folder outside of it"
+            )
 
 
 # --------------------------------------------------------------------- images that must be decoded

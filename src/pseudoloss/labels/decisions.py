@@ -1,0 +1,61 @@
+"""What to do about each label, decided from the scores in the label table.
+
+Scores are stored, decisions are not final: another threshold gives other actions without another
+audit or training run.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from pseudoloss.errors import InputError
+
+ACTIONS = ("keep", "relabel", "review")
+THRESHOLD = 0.5  # a label is an issue from this probability of being wrong on
+MIN_TRUST = 0.5  # a suggestion becomes a new label from this probability of being right on
+
+
+def decide(
+    table: pd.DataFrame, threshold: float = THRESHOLD, min_trust: float = MIN_TRUST
+) -> pd.DataFrame:
+    """The table with `is_label_issue`, `action` and `suggested_label` decided from its scores.
+
+    A label is an issue if `p_noisy` is at least `threshold`. `relabel`: the candidate is trusted,
+    with at least `min_trust`; `review`: it is not (often the image belongs to no class).
+    """
+    for flag, value in (("--threshold", threshold), ("--min-trust", min_trust)):
+        if not 0 <= value <= 1:
+            raise InputError(f"{flag} must be from 0 to 1, not {value:g}")
+    issue = (table["p_noisy"] >= threshold).to_numpy()
+    trusted = (table["trust"] >= min_trust).to_numpy() & table["candidate_label"].notna().to_numpy()
+    action = np.select([issue & trusted, issue], ["relabel", "review"], "keep")
+    suggested = table["given_label"].to_numpy(dtype=object).copy()
+    suggested[action == "relabel"] = table["candidate_label"].to_numpy(dtype=object)[
+        action == "relabel"
+    ]
+    suggested[action == "review"] = np.nan
+    return table.assign(suggested_label=suggested, is_label_issue=issue, action=action)
+
+
+def select(
+    table: pd.DataFrame,
+    *,
+    classes: Sequence[str] = (),
+    actions: Sequence[str] = (),
+    top: int | None = None,
+) -> pd.DataFrame:
+    """The rows with one of these given labels and one of these actions (none: all); with `top`,
+    that many of them, the most doubtful first."""
+    if top is not None and top < 1:
+        raise InputError(f"--top must be 1 or more, not {top}")
+    if classes:
+        table = table[table["given_label"].isin(classes)]
+    if actions:
+        table = table[table["action"].isin(actions)]
+    return table if top is None else most_doubtful(table).head(top)
+
+
+def most_doubtful(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows in order of doubt: the lowest `label_score` first, rows without one last."""
+    return table.sort_values("label_score", kind="stable", na_position="last")
