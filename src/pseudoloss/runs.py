@@ -3,20 +3,30 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor
 
-from pseudoloss.audit.labels import read_labels
 from pseudoloss.config import Settings, as_json, upgrade_settings
 from pseudoloss.data import Data, ReadOptions, Skipped
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.files import as_path, to_json, write_atomically, write_bytes, write_json
-from pseudoloss.inference.model import Model, load_model
+from pseudoloss.files import (
+    as_path,
+    from_safetensors,
+    to_json,
+    write_atomically,
+    write_bytes,
+    write_json,
+)
+from pseudoloss.inference.model import Model, load_model, make_model
+from pseudoloss.labels.table import read_labels, write_csv, write_labels
 from pseudoloss.nn.devices import choose_device
 from pseudoloss.version import __version__
 
@@ -24,6 +34,8 @@ try:
     import fcntl
 except ImportError:  # not on this system: two processes are not kept apart
     fcntl = None  # type: ignore[assignment]
+
+NETWORKS = "networks."  # the names of the weights in a checkpoint start with this and their role
 
 
 @dataclass(frozen=True)
@@ -77,26 +89,85 @@ def load(path: str | Path, device: str = "cpu") -> Run:
     )
 
 
-def open_model(path: str | Path, best: bool = False, device: str = "cpu") -> Model:
+def open_model(
+    path: str | Path,
+    best: bool = False,
+    device: str = "cpu",
+    notice: Callable[[str], object] = warnings.warn,
+) -> Model:
     """The model of a run folder, of an exported folder, or of a file.
 
-    With `best`, the model of the epoch with the best accuracy, which only run folders have.
+    Args:
+        path: the run folder, exported folder or file.
+        best: the model of the epoch with the best accuracy, which only run folders have.
+        device: where the model computes.
+        notice: called with one line if the run is not finished; the model is then that of its last
+            checkpoint, or of the best epoch so far.
     """
     place = as_path(path, "run")
     if not place.exists():
         raise InputError(f"{path}: no such run")
     folder = RunFolder(place)
+    folder.refuse_audit()
     is_run = folder.config.exists()
     if best and not is_run:
         raise InputError(f"--best: {path} is not a run folder, and has only one model")
+    if is_run:
+        folder.refuse_audit()
+    if is_run and not folder.finished:
+        return _model_so_far(folder, best, choose_device(device), notice)
     file = place if place.is_file() else place / f"{'best' if best else 'model'}.safetensors"
     if is_run:
-        folder.refuse_unfinished()
         if best and not file.exists():
             raise InputError(f"--best: {path} had no test images, so it has no best epoch")
     elif not file.exists():
         raise InputError(f"{path}: neither a run folder nor one with a model.safetensors")
     return load_model(file, choose_device(device))
+
+
+def _model_so_far(
+    folder: "RunFolder", best: bool, device: torch.device, notice: Callable[[str], object]
+) -> Model:
+    """The model in the checkpoint of a run that is not finished."""
+    recorded = folder.recorded()
+    if recorded is None or not folder.checkpoint.exists():
+        raise InputError(f"{folder.path}: the run has no checkpoint yet")
+    try:
+        tensors, record = from_safetensors(folder.checkpoint, NETWORKS)
+        epoch = record["best_epoch"] if best else record["epochs"]
+        if "model" not in record:
+            raise InputError(
+                f"{folder.path}: the run is not finished, and its checkpoint is of an older "
+                "version; continue it with pseudoloss train --resume"
+            )
+        if epoch is None:
+            raise InputError(f"--best: {folder.path} has no test images, so it has no best epoch")
+        if best:
+            model = load_model(folder.best(epoch), device)
+        else:
+            roles = record["model"]["roles"]
+            weights = model_weights(tensors, roles)
+            model = make_model(weights, record["model"]["description"], device)
+    except (OSError, TypeError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{folder.checkpoint}: cannot be read ({reason})") from None
+    of = f"epoch {epoch} of {recorded.settings.epochs}"
+    notice(f"{folder.path}: the run is not finished; this is the model of {of}")
+    return model
+
+
+def model_weights(tensors: Mapping[str, Tensor], roles: Sequence[str]) -> dict[str, Tensor]:
+    """The weights of the model among the tensors of a checkpoint, under the model's own names.
+    `roles`: of the networks that predict."""
+    found = {}
+    for i, role in enumerate(roles):
+        prefix, member = f"{NETWORKS}{role}.", "" if len(roles) == 1 else f"{i}."
+        for name, tensor in tensors.items():
+            if name.startswith(prefix):
+                found[member + name.removeprefix(prefix)] = tensor
+    return found
 
 
 @dataclass(frozen=True)
@@ -137,6 +208,33 @@ class RunFolder:
         """The summary is written last of all."""
         return self.summary.exists()
 
+    @property
+    def labels_record(self) -> Path:
+        """Of an unfinished run: what its label table is of."""
+        return self.path / "labels.json"
+
+    @property
+    def labels_epoch(self) -> int | None:
+        """The epoch of the label table; None if there is no table, or if the run was killed while
+        it was written."""
+        try:
+            if self.finished:
+                return int(json.loads(self.summary.read_text(encoding="utf-8"))["epochs"])
+            return int(json.loads(self.labels_record.read_text(encoding="utf-8"))["epoch"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write_table(self, table: pd.DataFrame, record: dict[str, Any]) -> None:
+        """The label table of an unfinished run. The old record is removed first and the new one
+        written last, so that a kill never leaves a table with the record of another one."""
+        self.labels_record.unlink(missing_ok=True)
+        write_csv(table, self.path)
+        write_json(self.labels_record, record)
+
+    def write_final_table(self, table: pd.DataFrame) -> None:
+        self.labels_record.unlink(missing_ok=True)
+        write_labels(table, self.path)
+
     def best(self, epoch: int) -> Path:
         return self.path / "checkpoint" / f"best-{epoch}.safetensors"
 
@@ -144,6 +242,7 @@ class RunFolder:
         """The run that was started here, or None."""
         if not self.config.exists():
             return None
+        self.refuse_audit()
         try:
             config = json.loads(self.config.read_text(encoding="utf-8"))
             return Recorded(
@@ -155,6 +254,18 @@ class RunFolder:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.config}: not the config.json of a run ({error})") from None
+
+    def refuse_audit(self) -> None:
+        """An audit has no model."""
+        try:
+            kind = json.loads(self.config.read_text(encoding="utf-8")).get("kind")
+        except (OSError, ValueError, AttributeError):
+            return  # `recorded` says what is wrong
+        if kind == "audit":
+            raise InputError(
+                f"{self.path}: is an audit, not a training run: it has no model; in Python, "
+                "pl.load opens it"
+            )
 
     def refuse_unfinished(self) -> None:
         if not self.finished:
@@ -182,24 +293,7 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Create the folder if needed, and keep other processes out of it. The lock ends with the
         process, however that ends."""
-        inner = self.checkpoint.parent
-        missing = [folder for folder in (inner, *inner.parents) if not folder.exists()]
-        try:
-            inner.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("w")
-        except OSError as error:
-            for folder in missing:  # leave nothing behind
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-            raise InputError(f"--out {self.path}: cannot be written ({error.strerror})") from None
-        with file:
-            try:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BusyError(
-                    f"--out {self.path}: another process is working on this run"
-                ) from None
+        with lock_folder(self.path, self.checkpoint.parent):
             yield
 
     @property
@@ -297,6 +391,27 @@ class RunFolder:
 
     def publish_best(self, epoch: int) -> None:
         write_bytes(self.path / "best.safetensors", self.best(epoch).read_bytes())
+
+
+@contextmanager
+def lock_folder(path: Path, inner: Path) -> Iterator[None]:
+    """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`."""
+    missing = [folder for folder in (inner, *inner.parents) if not folder.exists()]
+    try:
+        inner.mkdir(parents=True, exist_ok=True)
+        file = (path / ".lock").open("w")
+    except OSError as error:
+        for folder in missing:  # leave nothing behind
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise InputError(f"--out {path}: cannot be written ({error.strerror})") from None
+    with file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BusyError(f"--out {path}: another process is working on this run") from None
+        yield
 
 
 # Names in the metrics and the summary of a run of version 0.1.

@@ -9,6 +9,7 @@ from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import checkpoint
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
+from pseudoloss.runs import model_weights
 
 
 @pytest.mark.parametrize("method", METHOD_SETTINGS)
@@ -18,6 +19,8 @@ def test_a_restored_trainer_is_the_one_that_was_saved(tmp_path, method):
     for epoch in range(2):
         one.train_epoch(epoch)
         one.score(epoch)
+        one.store_predictions(epoch)
+        one.add_predictions(50.0)
     path = tmp_path / "last.safetensors"
     checkpoint.save(path, checkpoint.checkpoint_tensors(one), {"epochs": 2})
     places = {n: t.data_ptr() for n, t in checkpoint.checkpoint_tensors(other).items()}
@@ -27,13 +30,13 @@ def test_a_restored_trainer_is_the_one_that_was_saved(tmp_path, method):
         assert torch.equal(tensor, restored[name]), name
         assert restored[name].data_ptr() == places[name]
     kinds = {name.partition(".")[0] for name in restored}
-    assert kinds == {"networks", "momentum", "state"}
+    assert kinds == {"networks", "momentum", "state", "history"}
 
 
 @pytest.mark.parametrize("ensemble", [False, True])
 def test_the_weights_of_the_model_are_among_its_tensors(ensemble):
     trainer = make_trainer(method="co-teaching", ensemble=ensemble)
-    weights = checkpoint.model_weights(trainer, checkpoint.checkpoint_tensors(trainer))
+    weights = model_weights(checkpoint.checkpoint_tensors(trainer), trainer.method.predicts)
     wanted = trainer.model.network.state_dict()
     assert weights.keys() == wanted.keys()
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)

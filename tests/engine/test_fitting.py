@@ -78,6 +78,20 @@ def test_a_cpu_gets_a_small_network_unless_another_is_asked_for(files):
     assert (settings.network, settings.epochs) == ("preactresnet18", 100)
 
 
+def test_photographs_on_a_cpu(tmp_path):
+    scanned = find_source(str(write_images(tmp_path / "photos", (40,) * 4, size=80)))
+
+    def settings(**asked):
+        chosen = choose_settings(scanned, request(None, None, {"device": "cpu"} | asked)).settings
+        return chosen.network, chosen.image_size, chosen.epochs, chosen.batch_size, chosen.lr
+
+    network = "tf_efficientnet_lite0"
+    assert settings() == (network, 128, 10, 16, pytest.approx(0.01))
+    assert settings(image_size=64, epochs=3) == (network, 64, 3, 16, pytest.approx(0.01))
+    assert settings(batch_size=8, lr=0.5) == (network, 128, 10, 8, 0.5)
+    assert settings(network="resnet18") == ("resnet18", None, 30, 16, pytest.approx(0.01))
+
+
 def test_photographs_with_a_network_of_ours_need_no_weights(tmp_path):
     scanned = find_source(str(write_images(tmp_path / "photos", (2, 2, 2, 2), size=80)))
     settings = choose_settings(scanned, request(None, None, {"network": "small-cnn"})).settings

@@ -80,3 +80,15 @@ def test_lost_files():
     assert health.lost_files([]) is None
     assert health.lost_files(["a.png"]).startswith("1 file can no longer be read (the first: a.png")
     assert health.lost_files(["a.png", "b.png"]).startswith("2 files can no longer be read")
+
+
+@pytest.mark.parametrize(
+    ("typical", "seen", "said"),
+    [(300, 32, True), (65, 64, True), (300, 224, False), (64, 32, False), (32, 32, False)],
+)
+def test_shrunk_photographs(typical, seen, said):
+    text = health.shrunk_photographs(typical, seen, "small-cnn")
+    assert (text is not None) == said
+    if text is not None:
+        assert f"{typical} pixels) are shrunk to {seen}×{seen}" in text
+        assert f"--image-size {min(128, typical)} " in text

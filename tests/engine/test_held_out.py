@@ -5,24 +5,15 @@ import shutil
 
 import pandas as pd
 import pytest
-import torch
-import torch.nn.functional as F
 
 import pseudoloss as pl
-from conftest import TINY, make_images, make_trainer, save_images
-from pseudoloss.audit.labels import TRUTH
+from conftest import TINY, make_images, save_images
 from pseudoloss.data import corrupt
 from pseudoloss.data.images import with_held_out
-from pseudoloss.data.storage import DeviceImages
 from pseudoloss.engine import loop
-from pseudoloss.engine.scoring import ImageScorer
-from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
-from pseudoloss.inference.passes import predict
-from pseudoloss.methods import metrics
-from pseudoloss.methods.base import concat, tensors_of
-from pseudoloss.methods.detection import noise_metrics, protect_rare_classes
-from pseudoloss.methods.mixture import fit_two_modes
+from pseudoloss.labels.table import TRUTH
+from pseudoloss.runs import RunFolder
 
 N, M = 48, 16
 
@@ -75,8 +66,8 @@ def test_every_image_of_a_folder_has_a_row(photos, tmp_path, tiny_settings, caps
     summary = run.summary
     assert (summary["images"], summary["held_out"]) == (N, M)
     assert sum(summary["actions"].values()) == 64
-    rate = trained_on(run)["is_label_issue"].mean()
-    assert summary["estimated_noise"]["rate"] == pytest.approx(rate)
+    assert 0 <= summary["estimated_noise"]["rate"] <= 1
+    assert summary["estimated_noise"]["by_class"].keys() == set(table["given_label"])
     assert "to review (16 held-out images too)" in capsys.readouterr().out
     loaded = pl.load(tmp_path / "run")
     pd.testing.assert_frame_equal(loaded.labels, table, check_dtype=False, rtol=1e-4)
@@ -166,20 +157,12 @@ def test_wrong_labels_are_found_among_them(tiny_settings):
     assert (found["suggested_label"] == right)[relabelled].mean() > 0.9
 
 
-@pytest.mark.parametrize("method", ["ce", "mixup"])
-def test_baselines_suggest_nothing_for_them(method, tiny_settings):
-    found = held_out(pl.train(source(), method=method, quiet=True, **tiny_settings))
-    assert len(found) == M
-    assert found["trust"].isna().all()
-    assert set(found["action"]) <= {"keep", "review"}
-
-
 def test_a_run_that_stops_in_its_warm_up_has_their_rows_too(tiny_settings):
     settings = tiny_settings | {"warmup": 2}
     run = pl.train(source(), minutes=1e-9, quiet=True, **settings)
     assert run.summary["epochs"] == 1
     assert len(held_out(run)) == M
-    assert run.labels["trust"].isna().all()
+    assert run.labels["trust"].between(0, 1).all()
 
 
 def test_test_images_with_correct_labels_have_no_row(photos, tmp_path, tiny_source, tiny_settings):
@@ -208,66 +191,15 @@ def test_the_table_is_the_same_wherever_images_are_kept(photos, noise_metric, ti
 # -------------------------------------------------------------------------- how they are judged
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        {},
-        {"threshold_on": "clean", "threshold": 0.9},
-        {"noise_metric": "capped-loss"},
-        {"noise_metric": "agreement"},
-        {"noise_metric": "disagreement"},
-        {"trust_metric": "entropy"},
-        {"trust_metric": "threshold", "trust_threshold": 0.5},
-    ],
-    ids=str,
-)
-def test_both_stages_judge_all_images_together(chosen):
-    data = source()
-    trainer = make_trainer(data, **chosen)
-    own = trainer.settings.method_settings
-    for epoch in range(3):
-        trainer.train_epoch(epoch)
-        trainer.score(epoch)
-    before = {name: tensor.clone() for name, tensor in tensors_of(trainer.state).items()}
-    held_out = []
-    whole = trainer.method.judge_held_out
-    trainer.method.judge_held_out = lambda *given: held_out.append(whole(*given)) or held_out[0]
-    images, verdict = trainer.judge_held_out(2)
-    assert images is data.test
-    for name, tensor in tensors_of(trainer.state).items():
-        assert torch.equal(tensor, before[name]), name
-
-    state = held_out[0]
-    network, views = trainer.networks["net"], trainer.views
-    logits = torch.cat(list(predict(network, views, trainer.test_images)))
-    loss = F.cross_entropy(logits, data.test.given_N, reduction="none")
-    torch.testing.assert_close(verdict.loss_N, loss)
-    assert torch.equal(verdict.predicted_N.long(), logits.argmax(1))
-    pseudo_labels = state.pseudo_labels(slice(None))
-    pseudo_loss = -(pseudo_labels * logits.log_softmax(1)).sum(1)
-    torch.testing.assert_close(state.pseudo_loss_N, pseudo_loss)
-    assert torch.equal(verdict.suggested_N, pseudo_labels.argmax(1))
-
-    both = concat(trainer.state, state)
-    pixels = torch.cat([data.train.images_NCHW, data.test.images_NCHW])
-    given = torch.cat([data.train.given_N, data.test.given_N])
-    all_images = DeviceImages(pixels, trainer.device)
-    scorer = ImageScorer(network, trainer.networks, views, all_images, given, 4, False, None)
-    values = noise_metrics([own.noise_metric], scorer, both)[own.noise_metric]
-    low = fit_two_modes(values).low_N
-    torch.testing.assert_close(verdict.p_noisy_N, 1 - low[N:])
-    noisy = 1 - low > own.threshold if own.threshold_on == "noisy" else ~(low > own.threshold)
-    noisy, _ = protect_rare_classes(noisy, both.loss_N, given, both.classes)
-    assert torch.equal(verdict.noisy_N, noisy[N:])
-    pseudo_labels = both.pseudo_labels(slice(None))
-    if own.trust_metric == "threshold":
-        trust = (~noisy | (metrics.confidence(pseudo_labels) < 0.5)).float()
-    else:
-        by_entropy = own.trust_metric == "entropy"
-        trust = fit_two_modes(
-            metrics.entropy(pseudo_labels) if by_entropy else both.pseudo_loss_N, noisy
-        ).low_N
-    torch.testing.assert_close(verdict.trust_N, trust[N:])
+def test_the_noise_rate_is_that_of_the_held_out_images(tiny_settings):
+    data = source(n=400, noise="symmetric-exact:0.4")
+    settings = tiny_settings | {"epochs": 6, "batch_size": 32, "flip": False, "method": "ce"}
+    run = pl.train(data, quiet=True, **settings)
+    noise = run.summary["estimated_noise"]
+    assert noise["low"] <= 0.4 <= noise["high"]
+    assert trained_on(run)["p_noisy"].mean() == pytest.approx(noise["rate"], abs=1e-3)
+    wrong = trained_on(run)["truth"] == "wrong"
+    assert (trained_on(run)["is_label_issue"] == wrong).mean() > 0.85
 
 
 @pytest.mark.parametrize("noise_metric", ["loss", "js", "kl"])
@@ -278,19 +210,6 @@ def test_the_number_of_chunks_makes_no_difference(tiny_settings, monkeypatch, no
         monkeypatch.setattr("pseudoloss.inference.passes.PIXELS_AT_ONCE", at_once)
         tables.append(pl.train(source(), **settings).labels)
     pd.testing.assert_frame_equal(*tables, rtol=1e-3)
-
-
-def test_they_change_nothing_in_training(tmp_path, tiny_settings, monkeypatch):
-    data = source()
-    run = pl.train(data, tmp_path / "with", quiet=True, **tiny_settings)
-    monkeypatch.setattr(Trainer, "judge_held_out", lambda trainer, epoch: None)
-    without = pl.train(data, tmp_path / "without", quiet=True, **tiny_settings)
-    for name in ("model.safetensors", "best.safetensors"):
-        one, other = (tmp_path / folder / name for folder in ("with", "without"))
-        assert one.read_bytes() == other.read_bytes()
-    assert trained_on(run).equals(without.labels)
-    for key in ("estimated_noise", "detection", "pseudo_labels", "accuracy", "images"):
-        assert run.summary[key] == without.summary[key]
 
 
 def test_their_true_labels_are_not_used(tiny_settings):
@@ -308,7 +227,7 @@ def test_their_true_labels_are_not_used(tiny_settings):
 
 
 @pytest.mark.parametrize("noise_metric", ["loss", "kl"])
-@pytest.mark.parametrize("moment", ["write_labels", "write_json"])
+@pytest.mark.parametrize("moment", ["write_final_table", "write_json"])
 def test_interrupted_while_the_results_are_written(
     tmp_path, tiny_settings, monkeypatch, noise_metric, moment
 ):
@@ -320,7 +239,7 @@ def test_interrupted_while_the_results_are_written(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, moment, crash)
+        patch.setattr(loop if moment == "write_json" else RunFolder, moment, crash)
         with pytest.raises(KeyboardInterrupt):
             pl.train(data, tmp_path / "broken", **settings)
     pl.train(data, tmp_path / "broken", resume=True, **settings)

@@ -38,23 +38,43 @@ def test_the_introduction_counts_networks_and_warm_up():
 def test_the_time_left_knows_that_phases_cost_different_time(settings, cost):
     trainer = make_trainer(epochs=5, warmup=2, **settings)
     line = {"epoch": 2, "seconds": {"train": 30.0, "score": 2.0, "validate": 1.0}}
-    left = messages.seconds_left(trainer, line)
+    left = messages.seconds_left(trainer, [line])
     assert left == pytest.approx(3 * (30 * cost + 2 + 1))
     line["epoch"] = 1  # one more epoch of warm-up, which is scored because it is the last one
-    assert messages.seconds_left(trainer, line) == pytest.approx(left + 30 + 2 + 1)
+    assert messages.seconds_left(trainer, [line]) == pytest.approx(left + 30 + 2 + 1)
     line["epoch"] = 5
-    assert messages.seconds_left(trainer, line) == 0
+    assert messages.seconds_left(trainer, [line]) == 0
+
+
+def test_the_time_left_is_smoothed_over_the_epochs_of_a_phase():
+    trainer = make_trainer(epochs=20, warmup=4, method="ce")
+    times = [900.0, 900.0, 900.0, 900.0, 10.0, 11.0, 90.0, 9.0]  # a slow warm-up, a hiccup
+    lines = [
+        {"epoch": i, "seconds": {"train": seconds, "score": 1.0, "validate": 1.0}}
+        for i, seconds in enumerate(times, 1)
+    ]
+    assert messages.seconds_left(trainer, lines) == pytest.approx(12 * (10.5 + 1 + 1))
+
+
+def test_why_a_run_stops_early():
+    text = messages.stopped_early(10, spent=555, needed=80, epochs=7, path=None)
+    assert text == (
+        "Stopped after epoch 7 because of --minutes 10: another epoch takes about 1:20, and 0:45 "
+        "are left."
+    )
+    over = messages.stopped_early(1 / 3, spent=30, needed=30, epochs=1, path=None)
+    assert over == "Stopped after epoch 1 because of --minutes 0.333: the time is over."
 
 
 def test_the_line_of_an_epoch():
     trainer = make_trainer(epochs=12)
     line = {"epoch": 3, "phase": "pls", "loss": 1.5, "accuracy": 90.0, "noisy": 0.25, "trust": 0.5}
     line |= {"seconds": {"train": 1.0, "score": 0.2, "validate": 0.1}}
-    text = messages.epoch_line(trainer, line, best=91.0)
+    text = messages.epoch_line(trainer, [line], best=91.0)
     assert text.startswith("epoch  3/12  pls      loss  1.5000  accuracy  90.00 (best 91.00)")
     assert "noisy  25.0%  trust 0.50  1.3 s  0:12 left" in text
     line |= {"epoch": 12, "accuracy": None, "noisy": None, "trust": None}
-    text = messages.epoch_line(trainer, line, best=None)
+    text = messages.epoch_line(trainer, [line], best=None)
     assert text == "epoch 12/12  pls      loss  1.5000  1.3 s"
 
 

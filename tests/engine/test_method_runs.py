@@ -19,13 +19,13 @@ RIVALS = {
 
 
 @pytest.mark.parametrize("method", ["ce", "mixup"])
-def test_baselines_flag_labels_and_suggest_none(tiny_source, tiny_settings, method):
+def test_baselines_have_a_label_table_too(tiny_source, tiny_settings, method):
     run = pl.train(tiny_source, method=method, quiet=True, **tiny_settings)
     assert run.summary["method"] == method
     assert run.summary["accuracy"]["last"] is not None
     assert run.metrics["phase"].tolist() == ["warm-up", method, method]
-    assert run.labels["trust"].isna().all()
-    assert set(run.labels["action"]) <= {"keep", "review"}
+    assert run.labels["trust"].between(0, 1).all()
+    assert (run.labels["candidate_label"] != run.labels["given_label"]).all()
     assert run.summary["pseudo_labels"] == {"accuracy": None, "auc": None}
 
 
@@ -125,7 +125,7 @@ def test_held_out_images_of_a_folder_have_rows(tmp_path, method):
     run = pl.train(tmp_path / "photos", tmp_path / "run", quiet=True, **settings)
     assert run.labels["part"].value_counts().to_dict() == {"train": 48, "held-out": 16}
     held_out = run.labels[run.labels["part"] == "held-out"]
-    assert held_out["trust"].between(0.2, 1).all()
+    assert held_out["trust"].between(0, 1).all()
     assert held_out["trust"].nunique() > 8
     assert held_out["label_score"].between(0, 1).all()
     assert held_out["p_noisy"].between(0, 1).all()
@@ -133,16 +133,13 @@ def test_held_out_images_of_a_folder_have_rows(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", RIVALS)
-def test_the_suggestion_for_a_held_out_image_is_the_prediction(method):
-    """ELR has no moving average of images that it was not trained on."""
+def test_the_prediction_for_a_held_out_image_is_that_of_the_model(method):
     settings = TINY | {"method": method, "hold_out": 0.25} | RIVALS[method]
     run = pl.train(make_images(64), quiet=True, **settings)
     images, _ = make_images(64)
     held_out = run.labels[run.labels["part"] == "held-out"]
     p = run.model.predict_proba(images[held_out["index"]])
     assert (held_out["predicted_label"] == [str(c) for c in p.argmax(1)]).all()
-    if method == "elr":
-        assert held_out["trust"].to_numpy() == pytest.approx(p.max(1), rel=1e-4)
 
 
 # ----------------------------------------------------------------------------------- ensembles

@@ -8,9 +8,12 @@ import pytest
 
 import pseudoloss as pl
 from conftest import make_images, make_source
+from pseudoloss import runs
 from pseudoloss.config import PLSSettings
+from pseudoloss.engine import loop
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
+from pseudoloss.labels.table import read_labels
 from pseudoloss.runs import RunFolder, open_model
 
 
@@ -61,6 +64,122 @@ def test_what_is_not_a_run_is_refused(tmp_path):
 def test_an_unfinished_run_cannot_be_loaded(stopped):
     with pytest.raises(InputError, match="is not finished"):
         pl.load(stopped)
+
+
+# -------------------------------------------------------------------------------- unfinished
+
+
+def test_an_unfinished_run_has_a_label_table_of_a_known_epoch(stopped):
+    folder = RunFolder(stopped)
+    assert folder.labels_epoch == 1
+    record = json.loads(folder.labels_record.read_text())
+    assert (record["epoch"], record["epochs"], record["rows"]) == (1, 3, 64)
+    assert sum(record["actions"].values()) == 64
+    assert 0 <= record["estimated_noise"]["rate"] <= 1
+    assert len(read_labels(stopped)) == 64
+
+
+def test_the_epoch_of_the_table_of_a_finished_run(finished):
+    assert RunFolder(finished).labels_epoch == 3
+    assert not RunFolder(finished).labels_record.exists()
+    (finished / "summary.json").unlink()
+    assert RunFolder(finished).labels_epoch is None
+
+
+def test_a_kill_while_the_table_is_written_leaves_no_wrong_epoch(stopped, monkeypatch):
+    folder = RunFolder(stopped)
+    table = read_labels(stopped)
+
+    def crash(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "write_csv", crash)
+    with pytest.raises(KeyboardInterrupt):
+        folder.write_table(table, {"epoch": 2})
+    assert folder.labels_epoch is None
+
+
+def test_tables_are_written_with_checkpoints(tmp_path, tiny_source, tiny_settings, monkeypatch):
+    """With the first one, and then when it is time; the last one is that of the finished run."""
+    written, pauses = [], iter([True, False, True])
+    whole = RunFolder.write_table
+
+    def spy(folder, table, record):
+        epochs = from_safetensors(folder.checkpoint)[1]["epochs"]
+        written.append((record["epoch"], epochs))
+        whole(folder, table, record)
+
+    monkeypatch.setattr(RunFolder, "write_table", spy)
+    monkeypatch.setattr(loop.TableClock, "is_due", lambda clock: next(pauses))
+    settings = tiny_settings | {"epochs": 8, "checkpoint_every": 2}
+    pl.train(tiny_source, tmp_path / "run", quiet=True, **settings)
+    assert written == [(2, 2), (6, 6)]
+    assert RunFolder(tmp_path / "run").labels_epoch == 8
+
+
+def test_tables_take_a_small_share_of_the_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    clock = loop.TableClock()
+    assert clock.is_due()
+    clock.written_at, clock.seconds = 100.0, 1.0
+    for later, due in ((129, False), (131, True)):
+        now[0] = later
+        assert clock.is_due() == due
+    clock.seconds = 10.0  # 5% of 200 seconds
+    for later, due in ((131, False), (299, False), (301, True)):
+        now[0] = later
+        assert clock.is_due() == due
+
+
+@pytest.mark.parametrize(
+    "chosen", [{}, {"method": "co-teaching", "ensemble": True}, {"method": "elr"}], ids=str
+)
+def test_the_model_of_an_unfinished_run(tmp_path, tiny_source, tiny_settings, chosen):
+    out, images = tmp_path / "run", make_images(20, seed=5)[0]
+    run = pl.train(
+        tiny_source, out, minutes=1e-9, quiet=True, device="cpu", **(tiny_settings | chosen)
+    )
+    said = []
+    wanted = run.model.predict_proba(images)
+    for best in (False, True):  # the first epoch is the best one so far
+        found = open_model(out, best, notice=said.append).predict_proba(images)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert said == [f"{out}: the run is not finished; this is the model of epoch 1 of 3"] * 2
+    with pytest.warns(UserWarning, match="not finished"):
+        open_model(out)
+
+
+def test_an_unfinished_run_without_a_model(stopped, tmp_path, tiny_settings):
+    tensors, record = from_safetensors(stopped / "checkpoint" / "last.safetensors")
+    del record["model"]
+    write_safetensors(stopped / "checkpoint" / "last.safetensors", tensors, record)
+    with pytest.raises(InputError, match="its checkpoint is of an older version; continue it"):
+        open_model(stopped)
+    (stopped / "checkpoint" / "last.safetensors").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"last.safetensors: cannot be read"):
+        open_model(stopped)
+    (stopped / "checkpoint" / "last.safetensors").unlink()
+    with pytest.raises(InputError, match="the run has no checkpoint yet"):
+        open_model(stopped)
+    images, labels = make_images(64)
+    settings = tiny_settings | {"quiet": True, "minutes": 1e-9}
+    pl.train((images, labels), tmp_path / "alone", hold_out=0, **settings)
+    with pytest.raises(InputError, match=r"--best: .* has no test images"):
+        open_model(tmp_path / "alone", best=True)
+
+
+def test_labels_are_predicted_in_the_type_that_they_had(tmp_path, tiny_settings):
+    images, labels = make_images(64)
+    settings = tiny_settings | {"epochs": 1, "quiet": True}
+    numbers, wanted = labels * 10, np.int64
+    for given, kind in ((numbers, wanted), (labels > 1, np.bool_), (labels.astype(str), object)):
+        out = tmp_path / str(kind)
+        run = pl.train((images, given), out, **settings)
+        for model in (run.model, pl.load(out).model):
+            predicted = model.predict(images)
+            assert predicted.dtype == kind
+            assert set(predicted.tolist()) <= set(given.tolist())
 
 
 # ------------------------------------------------------------------------------- of version 0.1

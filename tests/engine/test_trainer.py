@@ -141,7 +141,7 @@ def test_accuracy_is_that_of_the_model_on_the_test_images():
     trainer = make_trainer()
     trainer.train_epoch(0)
     test = trainer.data.test
-    right = trainer.model.predict(test.images_NCHW.numpy()) == test.given_N.numpy().astype(str)
+    right = trainer.model.predict(test.images_NCHW.numpy()) == test.given_N.numpy()
     assert trainer.validate() == pytest.approx(100 * right.mean())
     assert make_trainer(arrays(*make_images())).validate() is None
 

@@ -11,10 +11,10 @@ import torch
 
 import pseudoloss as pl
 from conftest import make_images
-from pseudoloss.audit.labels import TRUTH
 from pseudoloss.data import Data, arrays, corrupt
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.labels.table import TRUTH
 
 # --------------------------------------------------------------------------------- the run folder
 

@@ -68,6 +68,7 @@ def build_model(
         projection=settings.projection,
         fit=data.fit,
         members=len(members),
+        label_type=data.label_type,
     )
     return Model(description, members[0] if len(members) == 1 else Ensemble(members), views)
 

@@ -1,7 +1,8 @@
 """A checkpoint: everything a run needs to resume, in one pickle-free file that is replaced at once.
 
-It holds the networks, their momentum, the state of the method and the record of the run so far
-(epochs done, best epoch, time, notices). Two things are not in it because they follow from the
+It holds the networks, their momentum, the state of the method, the sum of the predictions over the
+epochs, the description of the model and the record of the run so far (epochs done, best epoch,
+time, notices). Two things are not in it because they follow from the
 epoch: the learning rate, and the random streams (randomness.py).
 """
 
@@ -16,12 +17,13 @@ from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.methods.base import tensors_of
+from pseudoloss.runs import NETWORKS
 
 
 def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
     """All tensors of a checkpoint, by name: the ones that training changes, not copies."""
     found = {
-        f"networks.{role}.{name}": tensor
+        f"{NETWORKS}{role}.{name}": tensor
         for role, network in trainer.networks.items()
         for name, tensor in network.state_dict().items()
     }
@@ -30,19 +32,14 @@ def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
         for role, optimiser in trainer.optimisers.items()
         for name, parameter in trainer.networks[role].named_parameters()
     }
-    return found | {f"state.{name}": tensor for name, tensor in tensors_of(trainer.state).items()}
-
-
-def model_weights(trainer: Trainer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the model among the tensors of a checkpoint, under the model's own names."""
-    roles = trainer.method.predicts
-    if len(roles) == 1:
-        return _below(tensors, f"networks.{roles[0]}.")
-    return {
-        f"{i}.{name}": tensor
-        for i, role in enumerate(roles)
-        for name, tensor in _below(tensors, f"networks.{role}.").items()
+    histories = {"train": trainer.history, "held-out": trainer.held_out_history}
+    found |= {
+        f"history.{part}.{name}": tensor
+        for part, history in histories.items()
+        if history is not None
+        for name, tensor in history.tensors().items()
     }
+    return found | {f"state.{name}": tensor for name, tensor in tensors_of(trainer.state).items()}
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
@@ -66,11 +63,3 @@ def restore(path: Path, trainer: Trainer) -> dict[str, Any]:
         return dict(record)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: not a checkpoint of this run ({error})") from None
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }

@@ -2,11 +2,9 @@
 
 from typing import Any, TypedDict
 
-import pandas as pd
 import torch
 from torch import Tensor
 
-from pseudoloss.audit.labels import ACTIONS, estimated_noise
 from pseudoloss.data import OUT
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.methods.base import Verdict
@@ -79,10 +77,11 @@ def epoch_metrics(trainer: Trainer, epoch: int) -> dict[str, Any]:
     return found
 
 
-def summarise(trainer: Trainer, record: Any, labels: pd.DataFrame) -> dict[str, Any]:
+def summarise(
+    trainer: Trainer, record: Any, noise: dict[str, Any], actions: dict[str, int]
+) -> dict[str, Any]:
     """summary.json; docs/run-folder.md describes it."""
     data, last = trainer.data, record.last
-    actions = labels["action"].value_counts()
     return {
         "method": trainer.settings.method,
         "source": data.name,
@@ -94,18 +93,18 @@ def summarise(trainer: Trainer, record: Any, labels: pd.DataFrame) -> dict[str, 
             "on": data.test_name if data.test else None,
             "noisy_labels": data.noisy_test if data.test else None,
         },
-        "estimated_noise": estimated_noise(labels),
+        "estimated_noise": noise,
         "detection": last["detection"] or dict.fromkeys(Detection.__annotations__),
         "pseudo_labels": last["pseudo_labels"] or {"accuracy": None, "auc": None},
         "knn_accuracy": last.get("knn_accuracy"),
         "noise_rate": data.train.noise_rate,
         "noise": data.train.noise,
-        "actions": {name: int(actions.get(name, 0)) for name in ACTIONS},
+        "actions": actions,
         "seconds": record.seconds,
         "startup_seconds": record.startup_seconds,
         "epochs": record.epochs,
         "images": len(data.train),
-        "held_out": len(labels) - len(data.train),
+        "held_out": len(data.test) if data.test and data.noisy_test else 0,
         "classes": trainer.classes,
         "notices": record.notices,
         "device": device_name(trainer.device),

@@ -1,5 +1,6 @@
 """Settings that suit the data, and a number of epochs that suits the time."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pseudoloss.config import Settings, scaled_schedule, setting_types
+from pseudoloss.config import EMBEDDED, Settings, scaled_schedule, setting_types
 from pseudoloss.data import Data, ScannedSource
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
@@ -16,6 +17,8 @@ from pseudoloss.nn.devices import choose_device
 from pseudoloss.presets import Request, fit_to_data
 
 CPU_EPOCHS = 30  # default without a GPU
+CPU_FINETUNE = {"image_size": 128, "epochs": 10}  # defaults for photographs without a GPU
+CPU_FINETUNE_BATCH = 16  # largest batch there: few epochs need many steps
 UNTIMED = 5  # steps on a GPU before others are timed: they include compilation
 TIMED = 5
 SCORED = 3.0  # seconds of a pass over all images that are timed
@@ -35,8 +38,12 @@ def choose_settings(found: Data | ScannedSource, asked: Request) -> Chosen:
     fitting: dict[str, Any] = {}
     if isinstance(found, ScannedSource) and found.recipe is None:
         fitting = fit_to_data(found.counts, usual)
-        if choose_device(usual.device).type == "cpu" and usual.network == Settings.network:
+        on_cpu = choose_device(usual.device).type == "cpu"
+        if on_cpu and usual.network == Settings.network:
             fitting |= {"network": "small-cnn", "epochs": CPU_EPOCHS}
+        elif on_cpu and usual.weights == EMBEDDED:
+            batch_size = fitting.get("batch_size", usual.batch_size)
+            fitting |= CPU_FINETUNE | {"batch_size": min(batch_size, CPU_FINETUNE_BATCH)}
         if "network" in asked.values:
             fitting.pop("epochs", None)
     elif isinstance(found, Data) and found.preset == Data.preset and asked.preset is None:
@@ -57,12 +64,14 @@ class Pace(NamedTuple):
     score: float
     validate: float
     startup: float  # once per run: how much longer the first steps take than others
+    predict: float = 0.0  # one pass over all images
 
     def of(self, method: Method, epochs: int) -> float:
         """Seconds of a run with this method, whose phases have so many epochs together."""
         training = sum(phase.epochs * self.train[phase.name] for phase in method.phases())
         scored = sum(method.scores_after(epoch) for epoch in range(epochs))
-        return training + scored * self.score + epochs * self.validate
+        predicted = (epochs - scored) * self.predict  # for the label table
+        return training + scored * self.score + predicted + epochs * self.validate
 
 
 def with_epochs(settings: Settings, epochs: int) -> Settings:
@@ -81,35 +90,51 @@ def scaled_warmup(settings: Settings, epochs: int) -> int:
     return min(max(1, round(named * epochs / settings.epochs)), max(epochs - 1, 1))
 
 
-def measure_pace(trainer: Trainer) -> Pace:
-    """Time a few steps of each phase and part of a pass over all images. The trainer cannot be used
-    afterwards."""
+def measure_pace(trainer: Trainer, timed: int = TIMED, limit: float = math.inf) -> Pace:
+    """Time a few steps of each phase and part of a pass over all images, and show the progress. The
+    trainer cannot be used afterwards.
+
+    Args:
+        trainer: of the run.
+        timed: number of steps to time, after some that are slower.
+        limit: seconds of a kind of step after which no more are timed.
+    """
+    what, show = "timing a few steps", trainer.reporter.progress
+    parts, done = sum(map(len, trainer.steps)) + 1, 0
+    show(what, 0, parts * timed)
     random = torch.Generator(trainer.device).manual_seed(0)
     untimed = UNTIMED if trainer.device.type == "cuda" else 1
     train, startup = {}, 0.0
     for phase, steps in zip(trainer.phases, trainer.steps, strict=True):
         train[phase.name] = 0.0  # also of a phase without epochs
         for prepared in steps:
-            count = min(prepared.feed.steps(trainer.state), untimed + TIMED)
-            before = min(untimed, count - 1)
-            begun = start = time.monotonic()
+            count = min(prepared.feed.steps(trainer.state), untimed + timed)
+            begun, ends = time.monotonic(), []
             for i, _ in enumerate(trainer.run_steps(prepared, random, count)):
                 trainer.loss_sum.item()  # waits for the device
-                if i + 1 == before:
-                    start = time.monotonic()
-            seconds = (time.monotonic() - start) / (count - before)
+                ends.append(time.monotonic())
+                show(what, done * timed + timed * (i + 1) // count, parts * timed)
+                if ends[-1] - begun > limit:
+                    break
+            before = min(untimed, len(ends) - 1)
+            start = ends[before - 1] if before else begun
+            seconds = (ends[-1] - start) / (len(ends) - before)
             train[phase.name] += seconds * prepared.feed.steps(trainer.state)
             startup += max(start - begun - before * seconds, 0)
+            done += 1
+    show("timing a pass over the images", done * timed, parts * timed)
     seen, start = 0, time.monotonic()
     for logits_BC in predict(trainer.model.network, trainer.views, trainer.images):
         logits_BC[0, 0].item()
         seen += len(logits_BC)
-        if time.monotonic() - start > SCORED:
+        if time.monotonic() - start > min(SCORED, limit):
             break
     image = (time.monotonic() - start) / seen
     test = len(trainer.data.test) if trainer.data.test else 0
     passes = trainer.method.scoring(trainer.settings.epochs - 1).passes
-    return Pace(train, passes * image * len(trainer.images), image * test, startup)
+    show("timing a pass over the images", parts * timed, parts * timed)
+    one = image * len(trainer.images)
+    return Pace(train, passes * one, image * test, startup, one)
 
 
 def epochs_in(

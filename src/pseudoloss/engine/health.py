@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss.data import Skipped
+from pseudoloss.data.scanning import LARGE
 
 CHANCE_SIGMAS = 3.0  # predictions this close to chance show that nothing was learned
 
@@ -58,6 +59,18 @@ def skipped_files(skipped: Sequence[Skipped], table: Path | None) -> str | None:
     files = "1 file is" if len(skipped) == 1 else f"{len(skipped):,} files are"
     listed = "" if table is None else f"; {table} lists all"
     return f"{files} skipped (the first: {first.path}, {first.reason}){listed}"
+
+
+def shrunk_photographs(typical: int, seen: int, network: str) -> str | None:
+    """Photographs, with shorter sides of `typical` pixels, of which the network sees very little
+    although no size was asked for."""
+    if not seen <= LARGE < typical:
+        return None
+    return (
+        f"photographs (shorter side typically {typical:,} pixels) are shrunk to {seen}×{seen}, the "
+        f"default for {network}. --image-size {min(2 * LARGE, typical)} keeps more detail; "
+        "--preset finetune starts from trained weights at a larger size"
+    )
 
 
 def lost_files(names: Sequence[str]) -> str | None:

@@ -8,16 +8,19 @@ from typing import Any
 
 import pandas as pd
 
-from pseudoloss.audit.labels import label_table, write_labels
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
+from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.writer import Writer
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.files import write_json
-from pseudoloss.runs import Run, RunFolder
+from pseudoloss.labels.table import ACTIONS
+from pseudoloss.runs import Run, RunFolder, model_weights
 
 MOST_LOST = 0.01  # share of the images whose files may vanish during a run
+TABLE_SECONDS = 30.0  # between two label tables of an unfinished run, at least
+TABLE_SHARE = 0.05  # of the time that label tables may take, at most
 
 Notices = Mapping[str, str | None]  # by kind
 
@@ -44,6 +47,20 @@ class Limits:
     checkpoint_every: int = 1
 
 
+@dataclass
+class TableClock:
+    """When the label table of a run that goes on is written again."""
+
+    written_at: float | None = None  # time.monotonic()
+    seconds: float = 0.0  # that the last one took
+
+    def is_due(self) -> bool:
+        if self.written_at is None:
+            return True
+        pause = max(TABLE_SECONDS, self.seconds / TABLE_SHARE)
+        return time.monotonic() - self.written_at > pause
+
+
 def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Limits) -> Run:
     """Train the epochs that are not done yet, then write the results. `notices` were made before
     training."""
@@ -56,7 +73,7 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
     notice(trainer, record, notices)
     reporter.say(messages.introduction(trainer, record.epochs))
     notice(trainer, record, trainer.method.notices_at_start())
-    time_is_up = False
+    time_is_up, clock, spent, needed = False, TableClock(), 0.0, 0.0
     with Writer() as writer:
         while record.epochs < settings.epochs and not time_is_up:
             line = run_epoch(trainer, record, lines)
@@ -65,17 +82,18 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
             spent = time.monotonic() - limits.started
             record.seconds = earlier + spent
             lines.append(line)
-            # Stop if another epoch like this one would not fit.
-            next_end = spent + sum(line["seconds"].values())
-            time_is_up = limits.minutes is not None and next_end > 60 * limits.minutes
+            needed = sum(line["seconds"].values())  # by another epoch like this one
+            time_is_up = limits.minutes is not None and spent + needed > 60 * limits.minutes
             if folder:
                 is_last = time_is_up or record.epochs == settings.epochs
                 is_due = is_last or record.epochs % limits.checkpoint_every == 0
-                save(trainer, folder, record, is_due, writer)
-            reporter.say(messages.epoch_line(trainer, line, record.best))
+                save(trainer, folder, record, is_due, writer, None if is_last else clock)
+            reporter.say(messages.epoch_line(trainer, lines, record.best))
     if limits.minutes is not None and record.epochs < settings.epochs:
         path = folder.path if folder else None
-        reporter.say(messages.stopped_early(limits.minutes, record.epochs, path))
+        reporter.say(messages.stopped_early(limits.minutes, spent, needed, record.epochs, path))
+    if len(lines) == resumed_at:  # the checkpoint was that of the last epoch
+        trainer.restore_predictions()
     return finish(trainer, folder, record, lines)
 
 
@@ -83,7 +101,7 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
     """One epoch: steps, scoring, validation. Returns its metrics and updates `record`. `earlier`
     are the metrics of the epochs before."""
     epoch, settings = record.epochs, trainer.settings
-    title = messages.epoch_title(trainer, epoch, record.last)
+    title = messages.epoch_title(trainer, epoch, earlier)
     trainer.reporter.begin_epoch(title, trainer.steps_in(epoch))
     clock = [time.perf_counter()]
     loss = trainer.train_epoch(epoch)
@@ -97,9 +115,11 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
     scored = trainer.method.scores_after(epoch)
     if scored:
         trainer.score(epoch)
+    trainer.store_predictions(epoch)
     found = epoch_metrics(trainer, epoch)
     clock.append(time.perf_counter())
     accuracy = trainer.validate()
+    trainer.add_predictions(accuracy)
     if settings.compare_metrics:
         found["knn_accuracy"] = trainer.knn_accuracy()
     clock.append(time.perf_counter())
@@ -164,6 +184,7 @@ def restore(trainer: Trainer, folder: RunFolder | None) -> tuple[Record, list[di
         return record, []
     if folder.checkpoint.exists():
         saved = checkpoint.restore(folder.checkpoint, trainer)
+        saved.pop("model", None)
         try:
             record = Record(**saved)
         except TypeError as error:
@@ -176,13 +197,26 @@ def restore(trainer: Trainer, folder: RunFolder | None) -> tuple[Record, list[di
     return record, folder.metrics()
 
 
-def save(trainer: Trainer, folder: RunFolder, record: Record, is_due: bool, writer: Writer) -> None:
-    """Take a snapshot of an epoch, and write it while the next one trains."""
+def save(
+    trainer: Trainer,
+    folder: RunFolder,
+    record: Record,
+    is_due: bool,
+    writer: Writer,
+    clock: TableClock | None,
+) -> None:
+    """Take a snapshot of an epoch, and write it while the next one trains; with a `clock`, also the
+    label table, if it is time."""
     model, epochs = trainer.model, record.epochs
     is_best = record.best_epoch == epochs
     tensors = writer.snapshot(checkpoint.checkpoint_tensors(trainer)) if is_best or is_due else {}
-    weights = checkpoint.model_weights(trainer, tensors)
+    roles = trainer.method.predicts
+    weights = model_weights(tensors, roles)
     recorded = asdict(record)
+    described = {"roles": list(roles), "description": vars(model.description)}
+    begun = time.monotonic()
+    with_table = is_due and clock is not None and clock.is_due()
+    table = label_scores(trainer) if with_table else None
 
     def write() -> None:
         """The order matters: whatever a kill leaves behind, the checkpoint finds all files that it
@@ -192,36 +226,61 @@ def save(trainer: Trainer, folder: RunFolder, record: Record, is_due: bool, writ
             if is_best:
                 model.save(folder.best(epochs), weights)
             if is_due:
-                checkpoint.save(folder.checkpoint, tensors, recorded)
+                checkpoint.save(folder.checkpoint, tensors, recorded | {"model": described})
                 folder.forget_other_bests(recorded["best_epoch"])
+            if table is not None and clock is not None:
+                started = time.monotonic()
+                folder.write_table(table[0], table_record(epochs, trainer_epochs, *table))
+                clock.seconds = computed + time.monotonic() - started
+                clock.written_at = time.monotonic()
 
+    trainer_epochs, computed = trainer.settings.epochs, time.monotonic() - begun
     writer.start(write)
+
+
+def table_record(
+    epoch: int, epochs: int, labels: pd.DataFrame, noise: dict[str, Any]
+) -> dict[str, Any]:
+    """labels.json: what the label table of an unfinished run is of."""
+    return {
+        "epoch": epoch,
+        "epochs": epochs,
+        "rows": len(labels),
+        "estimated_noise": noise,
+        "actions": actions_of(labels),
+    }
+
+
+def actions_of(labels: pd.DataFrame) -> dict[str, int]:
+    """Number of rows with each action."""
+    counts = labels["action"].value_counts()
+    return {name: int(counts.get(name, 0)) for name in ACTIONS}
 
 
 def finish(
     trainer: Trainer, folder: RunFolder | None, record: Record, lines: list[dict[str, Any]]
 ) -> Run:
     """The run as the user gets it; written to the folder once all epochs are done."""
-    epoch = record.epochs - 1
-    if not trainer.method.scores_after(epoch):  # stopped during the warm-up
-        trainer.score(epoch)
-    held_out = trainer.judge_held_out(epoch)
+    labels, noise = label_scores(trainer)
     notice(trainer, record, {"files": health.lost_files(trainer.lost_files())})
-    labels = label_table(trainer.data.train, trainer.verdict(epoch), held_out)
     run = Run(
         settings=trainer.settings,
         labels=labels,
         metrics=pd.DataFrame(lines),
-        summary=summarise(trainer, record, labels),
+        summary=summarise(trainer, record, noise, actions_of(labels)),
         model=trainer.model,
         path=folder.path if folder else None,
     )
-    if run.finished and folder:
+    if folder and not run.finished:
+        with folder.writing():
+            epochs = trainer.settings.epochs
+            folder.write_table(labels, table_record(record.epochs, epochs, labels, noise))
+    if folder and run.finished:
         with folder.writing():
             trainer.model.save(folder.path / "model.safetensors")
             if record.best_epoch is not None:
                 folder.publish_best(record.best_epoch)
-            write_labels(labels, folder.path)
+            folder.write_final_table(labels)
             write_json(folder.summary, run.summary)
     if run.finished:
         trainer.reporter.say(messages.conclusion(run.summary, run.path))

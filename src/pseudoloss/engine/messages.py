@@ -1,13 +1,17 @@
 """What a run says on the terminal."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pseudoloss.config import as_flag
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.nn.devices import device_name
 from pseudoloss.version import __version__
+
+SMOOTHED = 5  # epochs whose times are used for the time left
 
 
 def introduction(trainer: Trainer, epochs_done: int) -> str:
@@ -48,13 +52,14 @@ def chosen(preset: str, fitting: dict[str, Any]) -> str:
     return f"Settings: --preset {preset}{' and, to fit the images, ' if flags else ''}{flags}"
 
 
-def epoch_title(trainer: Trainer, epoch: int, last: dict[str, Any]) -> str:
-    left = f", {duration(seconds_left(trainer, last))} left" if last else ""
+def epoch_title(trainer: Trainer, epoch: int, lines: Sequence[dict[str, Any]]) -> str:
+    left = f", {duration(seconds_left(trainer, lines))} left" if lines else ""
     return f"epoch {epoch + 1}/{trainer.settings.epochs}{left}"
 
 
-def epoch_line(trainer: Trainer, line: dict[str, Any], best: float | None) -> str:
-    epochs = trainer.settings.epochs
+def epoch_line(trainer: Trainer, lines: Sequence[dict[str, Any]], best: float | None) -> str:
+    """The last epoch of `lines`."""
+    epochs, line = trainer.settings.epochs, lines[-1]
     parts = [
         f"epoch {line['epoch']:{len(str(epochs))}}/{epochs}",
         f"{line['phase']:7}",
@@ -69,23 +74,42 @@ def epoch_line(trainer: Trainer, line: dict[str, Any], best: float | None) -> st
     seconds = sum(line["seconds"].values())
     parts.append(f"{seconds:.1f} s")
     if line["epoch"] < epochs:
-        parts.append(f"{duration(seconds_left(trainer, line))} left")
+        parts.append(f"{duration(seconds_left(trainer, lines))} left")
     return "  ".join(parts)
 
 
-def seconds_left(trainer: Trainer, line: dict[str, Any]) -> float:
-    """Estimated from the times of the last epoch and the cost of the phases that are left."""
-    last = line["epoch"] - 1
+def seconds_left(trainer: Trainer, lines: Sequence[dict[str, Any]]) -> float:
+    """Estimated from the times of the last epochs and the cost of the phases that are left."""
+    last = lines[-1]["epoch"] - 1
     left = range(last + 1, trainer.settings.epochs)
     costs = [sum(step.cost for step in trainer.phase(epoch).steps) for epoch in (last, *left)]
     scored = sum(trainer.method.scores_after(epoch) for epoch in left)
-    seconds = line["seconds"]
+    seconds = usual_seconds(trainer, lines)
     training = seconds["train"] * sum(costs[1:]) / costs[0]
     return float(training + seconds["score"] * scored + seconds["validate"] * len(left))
 
 
-def stopped_early(minutes: float, epochs: int, path: Path | None) -> str:
-    text = f"{float(f'{minutes:.3g}'):g} minutes are over: stopped after epoch {epochs}."
+def usual_seconds(trainer: Trainer, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Median times of the last epochs, of those in the phase of the last one."""
+    number = trainer.phase_of(lines[-1]["epoch"] - 1)[0]
+    recent = [
+        line["seconds"]
+        for line in lines[-SMOOTHED:]
+        if trainer.phase_of(line["epoch"] - 1)[0] == number
+    ]
+    return {name: median(seconds[name] for seconds in recent) for name in recent[-1]}
+
+
+def stopped_early(
+    minutes: float, spent: float, needed: float, epochs: int, path: Path | None
+) -> str:
+    """Why a run with --minutes stops. `spent`: seconds so far; `needed`: of another epoch."""
+    left = 60 * minutes - spent
+    limit = f"--minutes {float(f'{minutes:.3g}'):g}"
+    why = f"another epoch takes about {duration(needed)}, and {duration(left)} are left"
+    if left <= 0:
+        why = "the time is over"
+    text = f"Stopped after epoch {epochs} because of {limit}: {why}."
     return text if path is None else f"{text} Resume with:\n  {resume_command(path)}"
 
 
@@ -115,12 +139,7 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
             f"  suggested  {pseudo_labels['accuracy']:.1f}% right on flagged images, "
             f"AUC of trust {_two(pseudo_labels['auc'])}"
         )
-    noise = summary["estimated_noise"]
-    worst = max(noise["by_class"], key=noise["by_class"].__getitem__)
-    lines.append(
-        f"  noise      {noise['rate']:.1%} of the labels are probably wrong"
-        + (f"; most in class {worst} ({noise['by_class'][worst]:.1%})" if noise["rate"] else "")
-    )
+    lines += [f"  noise      {line}" for line in noise_lines(summary["estimated_noise"])]
     keep, relabel, review = (summary["actions"][name] for name in ("keep", "relabel", "review"))
     too = f" ({summary['held_out']:,} held-out images too)" if summary["held_out"] else ""
     lines.append(
@@ -129,6 +148,17 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
     if path is not None:
         lines.append(f"  written    {path}/: labels.csv, model.safetensors, summary.json, …")
     return "\n".join(lines)
+
+
+def noise_lines(noise: dict[str, Any]) -> list[str]:
+    """The estimated noise rate, as text."""
+    rates = {name: found["rate"] for name, found in noise["by_class"].items()}
+    worst = max(rates, key=rates.__getitem__)
+    between = f"{noise['low']:.0%} to {noise['high']:.0%}"
+    said = f"about {noise['rate']:.1%} of the labels are probably wrong"
+    if not noise["known"]:
+        return [f"{said}; uncertain: {'; '.join(noise['reasons'])}"]
+    return [f"{said} ({between}); most in class {worst} ({rates[worst]:.1%})"]
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss.data.storage import ImageParts
+from pseudoloss.engine.history import History
 from pseudoloss.inference.passes import images_at_once, predict, project, with_rows
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import WEAK_DRAWS, Views
@@ -16,7 +17,8 @@ class ImageScorer:
     """Shows all images to the networks, without gradients.
 
     `predictor` is the network or ensemble that predicts, `networks` are all of them by role.
-    `draws` gives so many uniform random numbers per image, for weak views.
+    `draws` gives so many uniform random numbers per image, for weak views. Predictions for plain
+    views are stored in `history`, if there is one.
     """
 
     def __init__(
@@ -29,11 +31,12 @@ class ImageScorer:
         classes: int,
         weak_is_plain: bool,
         draws: Callable[[int], Tensor],
+        history: History | None = None,
     ) -> None:
         self.predictor, self.networks, self.views = predictor, networks, views
         self.images, self.given_N, self.classes = images, given_N, classes
         self.weak_is_plain = weak_is_plain
-        self.draws = draws
+        self.draws, self.history = draws, history
 
     @torch.no_grad()
     def logits(
@@ -42,6 +45,8 @@ class ImageScorer:
         network = self.predictor if role is None else self.networks[role]
         if plain and not weak:
             for rows, logits_BC in with_rows(predict(network, self.views, self.images)):
+                if role is None and self.history is not None:
+                    self.history.store(rows, logits_BC)
                 yield rows, [logits_BC]
             return
         draws_NK = self.draws(weak * WEAK_DRAWS)

@@ -5,7 +5,7 @@ Shapes: N images, M held out, S steps, B images in a batch, C classes, K random 
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from pseudoloss import methods
 from pseudoloss.config import OWN, Settings
 from pseudoloss.data import Data, ImageFiles, ImageSet
-from pseudoloss.data.storage import ConcatImages, DeviceImages, place
+from pseudoloss.data.storage import DeviceImages, place
 from pseudoloss.engine.building import (
     build_model,
     build_networks,
@@ -24,12 +24,13 @@ from pseudoloss.engine.building import (
 )
 from pseudoloss.engine.capture import Call, Result, capture, compiled
 from pseudoloss.engine.feed import Feed
+from pseudoloss.engine.history import History
 from pseudoloss.engine.randomness import generator, stream_seed
 from pseudoloss.engine.schedules import learning_rate
 from pseudoloss.engine.scoring import ImageScorer
 from pseudoloss.engine.steps import make_step
 from pseudoloss.errors import InputError
-from pseudoloss.inference.passes import predict, project
+from pseudoloss.inference.passes import predict, project, with_rows
 from pseudoloss.methods.base import Phase, Scoring, Step, Verdict, check_declarations
 from pseudoloss.methods.metrics import knn_predict
 from pseudoloss.nn.devices import can_fuse, choose_device
@@ -78,6 +79,9 @@ class Trainer:
         self._accelerate_networks()
         self.images = self._place(data.train, "images")
         self.test_images = None if data.test is None else self._place(data.test, "test images")
+        self.history = self._history(self.images)
+        held_out = self.test_images if data.noisy_test else None
+        self.held_out_history = None if held_out is None else self._history(held_out)
         self.state = self.method.start(self.given_N, self.classes)
         self.lr = torch.tensor(settings.lr, device=self.device)
         self.optimisers = {
@@ -96,6 +100,7 @@ class Trainer:
             for phase in self.phases
         ]
         self._scorings: dict[Scoring, Call[None]] = {}
+        self._storing: set[Scoring] = set()  # scorings that store predictions in the history
         self._weak_draws = {0: torch.zeros(len(self.images), 0, device=self.device)}  # by views
         self._weak_draws_NK = self._weak_draws[0]
         self._validation = self._make_validation()
@@ -212,7 +217,35 @@ class Trainer:
         self._draw_weak_views(scoring, epoch)
         if scoring not in self._scorings:
             self._scorings[scoring] = self._make_scoring(scoring)
+        if self.history:
+            self.history.stored = False
         self._scorings[scoring]()
+        if self.history and self.history.stored:  # once captured, it is stored without Python
+            self._storing.add(scoring)
+
+    def store_predictions(self, epoch: int) -> None:
+        """Store the predictions after an epoch, if its scoring has not done so."""
+        scored = self.method.scores_after(epoch) and self.method.scoring(epoch) in self._storing
+        if self.history and not scored:
+            network = self.model.network
+            for rows, logits_BC in with_rows(predict(network, self.views, self.images)):
+                self.history.store(rows, logits_BC)
+
+    def add_predictions(self, accuracy: float | None) -> None:
+        """Add the stored predictions to those of the epochs before."""
+        for history in (self.history, self.held_out_history):
+            if history:
+                history.add(accuracy)
+
+    def restore_predictions(self) -> None:
+        """Store the predictions of the restored networks. A checkpoint has only their sum."""
+        for history, images in (
+            (self.history, self.images),
+            (self.held_out_history, self.test_images),
+        ):
+            if history and images is not None:
+                for rows, logits_BC in with_rows(predict(self.model.network, self.views, images)):
+                    history.store(rows, logits_BC)
 
     def compare(self, epoch: int, true_N: Tensor) -> dict[str, Any]:
         """More metrics of an epoch; see `Method.compare`."""
@@ -224,33 +257,20 @@ class Trainer:
 
     def scorer(self) -> ImageScorer:
         """Asks about the training images."""
-        return self._scorer(self.images, self.given_N, lambda K: self._weak_draws_NK[:, :K])
+        return ImageScorer(
+            self.model.network,
+            self.networks,
+            self.views,
+            self.images,
+            self.given_N,
+            self.classes,
+            self.weak_is_plain,
+            lambda K: self._weak_draws_NK[:, :K],
+            self.history,
+        )
 
     def verdict(self, epoch: int) -> Verdict:
         return self.method.verdict(self.state, epoch)
-
-    def judge_held_out(self, epoch: int) -> tuple[ImageSet, Verdict] | None:
-        """Images that were held out and may have wrong labels, if there are any, and the verdict on
-        them."""
-        test, images = self.data.test, self.test_images
-        if test is None or images is None or not self.data.noisy_test:
-            return None
-        random = generator(self.device, self.settings.seed, "held out", epoch)
-
-        def draws_for(count: int) -> Callable[[int], Tensor]:
-            return lambda K: torch.rand(count, K, generator=random, device=self.device)
-
-        given_M = test.given_N.to(self.device)
-        given = torch.cat([self.given_N, given_M])
-        both = ConcatImages(self.images, images)
-        judged = self.method.judge_held_out(
-            self.state,
-            self.method.start(given_M, self.classes),
-            self._scorer(images, given_M, draws_for(len(given_M))),
-            self._scorer(both, given, draws_for(len(given))),
-            epoch,
-        )
-        return test, self.method.verdict(judged, epoch)
 
     def validate(self) -> float | None:
         """Accuracy on the test images, where there are any."""
@@ -277,18 +297,6 @@ class Trainer:
             if images is not None and dataset is not None and dataset.paths is not None
             for i in sorted(images.lost)
         ]
-
-    def _scorer(self, images: Any, given_N: Tensor, draws: Callable[[int], Tensor]) -> ImageScorer:
-        return ImageScorer(
-            self.model.network,
-            self.networks,
-            self.views,
-            images,
-            given_N,
-            self.classes,
-            self.weak_is_plain,
-            draws,
-        )
 
     def _draw_weak_views(self, scoring: Scoring, epoch: int) -> None:
         """Random numbers for the weak views of all images. A tensor for each number of views, so
@@ -317,9 +325,12 @@ class Trainer:
         given_M = test.given_N.to(self.device)
 
         def validation() -> Tensor:
-            logits = predict(self.model.network, self.views, images)
-            predicted_M = torch.cat([logits_BC.argmax(1) for logits_BC in logits])
-            return (predicted_M == given_M).sum()
+            predicted = []
+            for rows, logits_BC in with_rows(predict(self.model.network, self.views, images)):
+                predicted.append(logits_BC.argmax(1))
+                if self.held_out_history:
+                    self.held_out_history.store(rows, logits_BC)
+            return (torch.cat(predicted) == given_M).sum()
 
         return validation if images.streamed else self._captured(validation, "validation")
 
@@ -350,6 +361,10 @@ class Trainer:
         for network in self.networks.values():
             network.fused = False
             vars(network.backbone).pop("forward", None)
+
+    def _history(self, images: DeviceImages) -> History | None:
+        fits = History.fits(len(images), self.classes)
+        return History(len(images), self.classes, self.device) if fits else None
 
     def _place(self, dataset: ImageSet, what: str) -> DeviceImages:
         """Put the images where the settings want them, and say where if that was not asked for."""

@@ -4,7 +4,6 @@ Read from the top: `train` checks what was asked for, `prepare` finds the images
 settings, `loop.fit` trains. What a step minimises is in methods/.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from pseudoloss.data import (
 )
 from pseudoloss.data.images import check_trainable
 from pseudoloss.data.label_files import OWNERS
+from pseudoloss.data.sources import refuse_inside
 from pseudoloss.engine import health, messages
 from pseudoloss.engine.capture import load_compilers
 from pseudoloss.engine.choices import choose_reader
@@ -38,7 +38,7 @@ from pseudoloss.engine.loop import Limits, fit
 from pseudoloss.engine.randomness import isolated_torch
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import BusyError, InputError, TrainingError
-from pseudoloss.files import as_path, at_home
+from pseudoloss.files import as_path
 from pseudoloss.nn.devices import choose_device, using
 from pseudoloss.nn.networks import check_weights
 from pseudoloss.presets import HUMAN, Request, request
@@ -106,8 +106,8 @@ def train(
     if recorded is None:
         _refuse_clean_labels(asked, source)
         if folder:
-            _refuse_inside(folder.path, source)
-            _refuse_inside(folder.path, reading.get("test"))
+            refuse_inside(folder.path, source)
+            refuse_inside(folder.path, reading.get("test"))
 
     wait_for_compilers = load_compilers()
     limits = Limits(started, minutes, checkpoint_every)
@@ -185,18 +185,6 @@ def _recorded_source(recorded: Recorded | None, out: str | Path | None) -> str:
     return recorded.source
 
 
-def _refuse_inside(out: Path, source: Source | None) -> None:
-    """A run inside a folder of images would become one of its classes."""
-    if isinstance(source, str | Path) and source:
-        root = at_home(str(source))
-        is_folder = os.path.isdir(root)  # noqa: PTH112, of any name
-        if is_folder and out.resolve().is_relative_to(root.resolve()):
-            raise InputError(
-                f"--out {out}: is inside {source}, whose folders are classes; "
-                "choose a folder outside of it"
-            )
-
-
 def _refuse_clean_labels(asked: Request, source: Source) -> None:
     """CIFAR itself has none of the labels that the presets of CIFAR-N are for."""
     is_cifar = isinstance(source, str) and source.partition(":")[0] in ("cifar10", "cifar100")
@@ -245,15 +233,18 @@ def prepare(
             decided = {key: fitting[key] for key in fitting if not (timed and key == "epochs")}
             reporter.say(messages.chosen(asked.preset or found.preset, decided))
     skipped: tuple[Skipped, ...] = ()
+    shrunk = None
     if isinstance(found, ScannedSource):
         reader, seen = choose_reader(found, settings, options.fit)
         if not recorded:
             check_weights(settings.network, settings.weights, reader.channels, seen)
+        if settings.image_size is None and found.recipe is None:
+            shrunk = health.shrunk_photographs(found.typical_side, seen, settings.network)
         found, skipped = found.read(
             reader, seen, settings.images, options.strict, reporter.progress
         )
         check_trainable(found.train, found.name)
-    job = Job(source, found, settings, options, skipped)
+    job = Job(source, found, settings, options, skipped, {"shrunk": shrunk})
     if settings.corrupt is not None or settings.pool is not None:
         noisy = corrupt(
             found.train,
@@ -289,7 +280,6 @@ def fit_time(
 ) -> tuple[Settings, str | None]:
     """The settings with as many epochs as fit into what is left of the time; and a notice if even
     the fewest do not."""
-    reporter.progress("timing a few steps", 0, 1)
     begun = time.monotonic()
     with Trainer(job.data, job.settings, reporter) as trainer:
         built = time.monotonic() - begun

@@ -12,8 +12,8 @@ numbers per image.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -190,36 +190,10 @@ class LabelState:
         }
 
 
-State = TypeVar("State", bound=LabelState)
-
-
 def tensors_of(state: LabelState) -> dict[str, Tensor]:
     """Every tensor of a state, by name."""
     values = {field.name: getattr(state, field.name) for field in fields(state)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def is_per_image(name: str) -> bool:
-    """Whether the first dimension of a tensor of the state is the images, as its name says."""
-    return name.rpartition("_")[2].startswith("N")
-
-
-def concat(first: State, second: State) -> State:
-    """A copy of a state, followed by the images of another one."""
-    behind = tensors_of(second)
-    return replace(
-        first,
-        **{
-            name: torch.cat([value, behind[name]]) if is_per_image(name) else value.clone()
-            for name, value in tensors_of(first).items()
-        },
-    )
-
-
-def part_of(state: State, rows: slice) -> State:
-    """The state of some of the images."""
-    per_image = {name: value for name, value in tensors_of(state).items() if is_per_image(name)}
-    return replace(state, **{name: value[rows] for name, value in per_image.items()})
 
 
 class Verdict(NamedTuple):
@@ -313,19 +287,6 @@ class Method:
     @property
     def _flagging(self) -> Scoring:
         return Scoring(self.score_and_flag, self.detector.weak_views, self.detector.fixed_shapes)
-
-    def judge_held_out(
-        self, state: Any, held_out: Any, scorer: Scorer, both: Scorer, epoch: int
-    ) -> Any:
-        """The state of images that were held out from training, after `epoch`.
-
-        They are judged together with the training images: alone they may be few. `scorer` sees the
-        held-out images, `both` sees the training images followed by them.
-        """
-        self.score(scorer, held_out)
-        joint = concat(state, held_out)
-        self.detector.flag(both, joint)
-        return part_of(joint, slice(len(state.loss_N), None))
 
     def verdict(self, state: Any, epoch: int) -> Verdict:
         """What is known about every label after this epoch."""

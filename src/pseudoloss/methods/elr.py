@@ -20,7 +20,6 @@ from pseudoloss.methods.base import (
     Method,
     Outputs,
     Phase,
-    Scorer,
     Step,
     Verdict,
     ViewBatch,
@@ -83,15 +82,6 @@ class ELR(Method):
         state.target_NC[batch.index_B] = target_BC
         fit = F.cross_entropy(logits_BC.float(), batch.given_B)
         return fit + self.strength * regularisation(target_BC, p_BC)
-
-    def judge_held_out(
-        self, state: ELRState, held_out: ELRState, scorer: Scorer, both: Scorer, epoch: int
-    ) -> ELRState:
-        """Images that were not trained on have no moving average; their prediction stands in."""
-        for rows, (logits_BC,) in scorer.logits():
-            held_out.target_NC[rows] = logits_BC.float().softmax(1)
-        judged: ELRState = super().judge_held_out(state, held_out, scorer, both, epoch)
-        return judged
 
     def verdict(self, state: ELRState, epoch: int) -> Verdict:
         """The class of the moving average is suggested; its share of the average is the trust."""

@@ -32,8 +32,6 @@ from pseudoloss.methods.base import (
     Step,
     Verdict,
     ViewBatch,
-    concat,
-    part_of,
 )
 from pseudoloss.methods.mixture import Mixture, fit_two_modes
 from pseudoloss.methods.mixup import cross_entropy, mixup_step
@@ -340,21 +338,6 @@ class PLS(Method):
         return self.options.make_pseudo_labels is not None and epoch >= first
 
     # ------------------------------------------------------------------------ what it reports
-
-    def judge_held_out(
-        self, state: PLSState, held_out: PLSState, scorer: Scorer, both: Scorer, epoch: int
-    ) -> PLSState:
-        if held_out.is_whole != state.is_whole:  # the number of images decides on the form
-            held_out = state.begin_like(scorer.given_N)
-        judged = self._has_trust(epoch)
-        if judged:
-            self.update_pseudo_labels(scorer, held_out)
-        self.score(scorer, held_out)
-        joint = concat(state, held_out)
-        self.detector.flag(both, joint)
-        if judged:
-            self.stage2(joint)
-        return part_of(joint, slice(len(state.loss_N), None))
 
     def verdict(self, state: PLSState, epoch: int) -> Verdict:
         known = Verdict(state.noisy_N, state.p_noisy_N, state.loss_N, state.predicted_N)
