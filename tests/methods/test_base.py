@@ -8,9 +8,6 @@ from pseudoloss.methods import base
 from pseudoloss.methods.base import (
     LabelState,
     Method,
-    concat,
-    is_per_image,
-    part_of,
     tensors_of,
 )
 
@@ -44,15 +41,6 @@ def test_at_the_start_no_label_is_flagged():
     assert len({value.data_ptr() for value in values.values()}) == len(values)
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("loss_N", True), ("target_NC", True), ("share_NK", True), ("prototype_CD", False)]
-    + [(name, False) for name in ("protected_C", "fitted", "trust_fitted", "kept")],
-)
-def test_the_name_of_a_tensor_says_whether_it_has_one_row_per_image(name, wanted):
-    assert is_per_image(name) == wanted
-
-
 def test_every_tensor_of_a_state_and_nothing_else():
     state = example(4)
     assert tensors_of(state).keys() - LabelState.start(torch.arange(4) % 3, 3).keys() == {
@@ -60,23 +48,6 @@ def test_every_tensor_of_a_state_and_nothing_else():
         "prototype_CD",
         "temperature",
     }
-
-
-def test_two_states_in_a_row_can_be_taken_apart_again():
-    first, second = example(4), example(6, seed=1)
-    both = concat(first, second)
-    assert len(both.loss_N) == 10
-    for rows, wanted in ((slice(4), first), (slice(4, None), second)):
-        part = part_of(both, rows)
-        for name, value in tensors_of(part).items():
-            if is_per_image(name):
-                assert torch.equal(value, tensors_of(wanted)[name]), name
-    assert torch.equal(both.prototype_CD, first.prototype_CD)  # those of the first
-    assert both.classes == 3
-    both.temperature.fill_(7)
-    both.target_NC.fill_(7)
-    assert first.temperature != 7
-    assert not (first.target_NC == 7).any()
 
 
 def test_images_are_scored_from_the_end_of_the_warm_up_on():

@@ -184,21 +184,3 @@ def test_the_predicted_class_is_suggested_and_trusted_as_far_as_both_networks_ar
     wanted = sum(logits.softmax(1)[rows, predicted] for logits in scorer.roles.values()) / 2
     torch.testing.assert_close(verdict.trust_N, wanted)
     assert ((verdict.trust_N >= 0) & (verdict.trust_N <= 1)).all()
-
-
-def test_held_out_images_are_judged_by_both_networks():
-    method, scorer, held_scorer = method_of(), scored(), scored(seed=5, n=B)
-    state = method.start(GIVEN, C)
-    method.scoring(5).run(scorer, state)
-    before = state.confidence_N.clone()
-    both = FakeScorer(
-        torch.cat([scorer.given_N, held_scorer.given_N]),
-        torch.cat([scorer.plain_NC, held_scorer.plain_NC]),
-    )
-    held = method.start(held_scorer.given_N, C)
-    judged = method.judge_held_out(state, held, held_scorer, both, 5)
-    fresh = method.start(held_scorer.given_N, C)
-    method.scoring(5).run(held_scorer, fresh)
-    torch.testing.assert_close(judged.confidence_N, fresh.confidence_N)
-    assert torch.equal(state.confidence_N, before)
-    assert len(method.verdict(judged, 5).trust_N) == B

@@ -4,7 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,9 +13,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pseudoloss
-from pseudoloss.audit.labels import ACTIONS, label_table
 from pseudoloss.config import METHOD_SETTINGS, Settings
-from pseudoloss.data import arrays
 from pseudoloss.methods import BUILDERS, build
 from pseudoloss.methods.base import Mix, Outputs, tensors_of
 from pseudoloss.nn.views import Views
@@ -286,64 +283,6 @@ def test_wrong_labels_are_flagged_after_scoring(variant):
 
 
 @variants
-def test_a_verdict_fills_every_column_of_the_label_table(variant):
-    method = method_of(variant)
-    state, scorer = method.start(GIVEN, C), scorer_of(method)
-    if hasattr(state, "target_NC"):  # as after many epochs
-        state.target_NC.copy_(scorer.plain_NC.softmax(1))
-    if hasattr(state, "share_NK"):
-        state.store(torch.arange(N), scorer.plain_NC.softmax(1))
-    method.scoring(EPOCHS - 1).run(scorer, state)
-    verdict = method.verdict(state, EPOCHS - 1)
-    for name, value in zip(verdict._fields, verdict, strict=True):
-        assert value is None or len(value) == N, name
-    pixels = np.zeros((N, 8, 8), np.uint8)
-    table = label_table(arrays(pixels, [f"class {c}" for c in GIVEN.tolist()]).train, verdict)
-    issue = table["is_label_issue"]
-    assert issue[WRONG.numpy()].mean() > 0.8
-    assert set(table["action"]) <= set(ACTIONS)
-    assert table["label_score"].between(0, 1).all()
-    assert table["p_noisy"].between(0, 1).all()
-    suggests = verdict.suggested_N is not None
-    assert suggests == (variant not in ("ce", "mixup"))
-    if suggests:
-        assert table["trust"].between(0, 1).all()
-        relabelled = table["action"] == "relabel"
-        assert relabelled.sum() > N // 10
-        true_names = np.array([f"class {c}" for c in TRUE.tolist()])
-        right = table["suggested_label"][relabelled] == true_names[relabelled]
-        assert right.mean() > 0.9
-    else:
-        assert table["trust"].isna().all()
-        assert (table["action"][issue] == "review").all()
-
-
-@variants
-def test_held_out_images_are_flagged_by_a_mixture_of_all_images(variant):
-    method = method_of(variant)
-    state, scorer, held_scorer = method.start(GIVEN, C), scorer_of(method), scorer_of(method, 1, 9)
-    method.scoring(EPOCHS - 1).run(scorer, state)
-    before = {name: value.clone() for name, value in tensors_of(state).items()}
-    both = FakeScorer(
-        torch.cat([GIVEN, GIVEN[:9]]), torch.cat([scorer.plain_NC, held_scorer.plain_NC])
-    )
-    held = method.start(GIVEN[:9], C)
-    verdict = method.verdict(
-        method.judge_held_out(state, held, held_scorer, both, EPOCHS - 1), EPOCHS - 1
-    )
-    assert [len(value) for value in verdict if value is not None] == [9] * (
-        6 if verdict.trust_N is not None else 4
-    )
-    for name, value in tensors_of(state).items():
-        assert torch.equal(value, before[name]), name
-    joint = method.start(both.given_N, C)
-    method.detector.score(both, joint)
-    method.detector.flag(both, joint)
-    torch.testing.assert_close(verdict.p_noisy_N, joint.p_noisy_N[N:])
-    assert torch.equal(verdict.noisy_N, joint.noisy_N[N:])
-
-
-@variants
 def test_metrics_are_compared_where_the_truth_is_known(variant):
     method = method_of(variant)
     state, scorer = method.start(GIVEN, C), scorer_of(method)
@@ -372,7 +311,7 @@ def test_a_healthy_run_has_no_notice(variant):
 SOURCE = Path(pseudoloss.__file__).parent
 GENERIC = [
     path
-    for folder in ("engine", "inference", "audit")
+    for folder in ("engine", "inference", "labels")
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
@@ -406,7 +345,7 @@ def test_the_engine_knows_no_method_by_name(path):
 
 
 def test_the_list_of_method_modules_is_complete():
-    shared = {"__init__", "base", "detection", "metrics", "mixture"}
+    shared = {"__init__", "base", "detection", "label_scores", "latent", "metrics", "mixture"}
     assert {path.stem for path in (SOURCE / "methods").glob("*.py")} == MODULES | shared
 
 

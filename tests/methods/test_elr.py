@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fakes import FakeScorer, make_batch, outputs_of, slow_cross_entropy, softmax
+from fakes import make_batch, outputs_of, slow_cross_entropy, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -180,19 +180,3 @@ def test_the_class_of_the_average_is_suggested_and_trusted_by_its_share():
         torch.testing.assert_close(verdict.trust_N[INDEX], share_N)
         assert (verdict.trust_N[INDEX] <= 1).all()
     assert (verdict.trust_N[INDEX] < 0.9).all()  # after one unsure prediction
-
-
-def test_held_out_images_are_judged_by_their_prediction():
-    method = method_of()
-    state = method.start(GIVEN, C)
-    plain, held_plain = random_logits(N, C), random_logits(B, C, seed=1)
-    method.scoring(5).run(FakeScorer(GIVEN, plain), state)
-    held = method.start(GIVEN[:B], C)
-    scorer = FakeScorer(GIVEN[:B], held_plain)
-    both = FakeScorer(torch.cat([GIVEN, GIVEN[:B]]), torch.cat([plain, held_plain]))
-    judged = method.judge_held_out(state, held, scorer, both, 5)
-    torch.testing.assert_close(judged.target_NC, held_plain.softmax(1))
-    verdict = method.verdict(judged, 5)
-    assert torch.equal(verdict.suggested_N, held_plain.argmax(1))
-    torch.testing.assert_close(verdict.trust_N, held_plain.softmax(1).amax(1))
-    assert (state.target_NC == 0).all()

@@ -11,7 +11,7 @@ from torch import nn
 from pseudoloss.config import Settings
 from pseudoloss.engine.steps import forward
 from pseudoloss.methods import build, pls
-from pseudoloss.methods.base import NET, fold, no_mixing, tensors_of, uniform
+from pseudoloss.methods.base import NET, fold, no_mixing, uniform
 from pseudoloss.methods.mixture import fit_two_modes
 from pseudoloss.methods.mixup import cross_entropy
 from pseudoloss.methods.pseudo_labels import PLSState
@@ -377,54 +377,6 @@ def test_trust_by_a_threshold_is_zero_or_one():
     assert torch.equal(state.trust_N, (~state.noisy_N | sure).float())
     assert set(state.trust_N.tolist()) == {0.0, 1.0}
     assert "stage 2" not in method.notices(state, W, [0.3], [])
-
-
-def test_held_out_images_are_judged_together_with_the_training_images():
-    method, state, scorer = scored()
-    method.scoring(W).run(scorer, state)
-    kept = {name: value.clone() for name, value in tensors_of(state).items()}
-    _, held, held_scorer = scored(seed=1, n=11)
-    both = FakeScorer(
-        torch.cat([scorer.given_N, held_scorer.given_N]),
-        torch.cat([scorer.plain_NC, held_scorer.plain_NC]),
-    )
-    judged = method.judge_held_out(state, held, held_scorer, both, W)
-    assert held_scorer.asked == [(False, 2, None), (True, 0, None)]
-    pseudo = pls.make_pseudo_labels(*held_scorer.weak, 2.0)
-    torch.testing.assert_close(judged.pseudo_labels(slice(None)), pseudo)
-    joint_loss = torch.cat([state.loss_N, judged.loss_N])
-    torch.testing.assert_close(judged.p_noisy_N, 1 - fit_two_modes(joint_loss).low_N[60:])
-    noisy = 1 - fit_two_modes(joint_loss).low_N > 0.5
-    joint_pseudo_loss = torch.cat([state.pseudo_loss_N, judged.pseudo_loss_N])
-    torch.testing.assert_close(judged.trust_N, fit_two_modes(joint_pseudo_loss, noisy).low_N[60:])
-    for name, value in tensors_of(state).items():
-        assert torch.equal(value, kept[name]), name
-    early = method.judge_held_out(state, scored(seed=1, n=11)[1], held_scorer, both, W - 1)
-    assert (early.trust_N == 1).all()
-    assert method.verdict(early, W - 1).suggested_N is None
-
-
-@pytest.mark.parametrize(("whole", "held_whole"), [(0, None), (None, 0)])
-def test_held_out_pseudo_labels_take_the_form_of_those_of_the_training_images(whole, held_whole):
-    """Whether pseudo-labels are kept whole depends on the number of images, which may differ."""
-    classes = 30
-    given, held_given = torch.arange(60) % classes, torch.arange(11)
-    method = build(Settings(epochs=9, warmup=W), given, classes, False)
-
-    def begin(given, whole):
-        return PLSState.begin(given, classes, *([] if whole is None else [whole]))
-
-    state, held = begin(given, whole), begin(held_given, held_whole)
-    assert state.is_whole != held.is_whole
-    random = torch.Generator().manual_seed(0)
-    plain, first, second = (3 * torch.randn(71, classes, generator=random) for _ in range(3))
-    scorer = FakeScorer(held_given, plain[60:], weak=[first[60:], second[60:]])
-    both = FakeScorer(torch.cat([given, held_given]), plain)
-    judged = method.judge_held_out(state, held, scorer, both, W)
-    pseudo = pls.make_pseudo_labels(first[60:], second[60:], 2.0)
-    assert torch.equal(judged.pseudo_class_N, pseudo.argmax(1))
-    assert len(judged.trust_N) == 11
-    assert judged.is_whole == state.is_whole
 
 
 def test_comparing_metrics_adds_those_of_pseudo_labels_once_there_are_any():

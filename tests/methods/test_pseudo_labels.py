@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pseudoloss.files import from_safetensors, write_safetensors
-from pseudoloss.methods.base import concat, part_of, tensors_of
+from pseudoloss.methods.base import tensors_of
 from pseudoloss.methods.mixture import fit_two_modes
 from pseudoloss.methods.pls import by_max, by_sum, pseudo_loss
 from pseudoloss.methods.pseudo_labels import KEPT, KEPT_OF_MANY, WHOLE, PLSState
@@ -227,44 +227,6 @@ def test_whole_pseudo_labels_take_four_bytes_per_class():
     state = PLSState.begin(torch.zeros(N, dtype=torch.long), 100)
     assert state.share_NK.nbytes == 4 * 100 * N
     assert state.class_NK.nbytes == state.rest_N.nbytes == 0
-
-
-# ------------------------------------------------------------------------- states of several sets
-
-
-@forms
-def test_concatenated_states_can_be_taken_apart_again(form):
-    first, second = make(15, form, seed=1)[0], make(15, form, seed=2)[0]
-    both = concat(first, second)
-    assert (both.classes, both.is_whole) == (15, first.is_whole)
-    for rows, wanted in ((slice(N), first), (slice(N, None), second)):
-        part = part_of(both, rows)
-        assert part.classes == 15
-        for name, value in tensors_of(part).items():
-            assert torch.equal(value, tensors_of(wanted)[name]), name
-        assert torch.equal(part.pseudo_labels(ALL), wanted.pseudo_labels(ALL))
-    assert torch.equal(
-        both.pseudo_class_N, torch.cat([first.pseudo_class_N, second.pseudo_class_N])
-    )
-
-
-def test_a_concatenated_state_is_a_copy():
-    first, second = make(15, "whole", seed=1)[0], make(15, "whole", seed=2)[0]
-    both = concat(first, second)
-    both.noisy_N.fill_(True)
-    both.fitted.fill_(True)
-    assert not first.noisy_N.any()
-    assert not second.noisy_N.any()
-    assert not first.fitted
-
-
-@forms
-def test_other_images_begin_with_pseudo_labels_in_the_same_form(form):
-    state, *_ = make(30, form)
-    other = state.begin_like(torch.tensor([3, 1]))
-    assert other.is_whole == state.is_whole
-    assert other.pseudo_class_N.tolist() == [3, 1]
-    assert len(concat(state, other).trust_N) == N + 2
 
 
 @pytest.mark.parametrize("classes", [4, 30, 2**15])

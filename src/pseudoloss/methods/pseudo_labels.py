@@ -6,7 +6,6 @@ likely classes of each are kept, and the rest counts as spread evenly over the o
 Shapes: N images, B of them in a batch, C classes, K of them kept.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -63,10 +62,6 @@ class PLSState(LabelState):
             rest_N=rest_N,
             classes=classes,
         )
-
-    def begin_like(self, given_N: Tensor) -> "PLSState":
-        """Other images before training, with pseudo-labels in the same form as here."""
-        return self.begin(given_N, self.classes, math.inf if self.is_whole else 0)
 
     @property
     def is_whole(self) -> bool:

@@ -1,0 +1,1 @@
+"""Label audits: which labels are wrong, from frozen features and cross-validated classifiers."""

@@ -1,0 +1,159 @@
+"""Cross-validated softmax regressions on frozen features, all folds and repeats at once.
+
+N images, D features, C classes, R repeats, K folds. There is one head per repeat and fold, H = R·K
+heads in all, trained on the images outside its fold. The heads are the columns of one matrix, so a
+gradient is two matrix products per chunk of images.
+"""
+
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pseudoloss.data.scanning import Progress, no_progress
+from pseudoloss.errors import InputError
+
+STEPS = 60  # L-BFGS iterations
+HISTORY = 10  # ... and the gradients it remembers
+CHUNK_VALUES = 2**23  # logits computed at a time
+
+
+def normalise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
+    """Features with mean 0 and standard deviation 1/√D, as float32 on the device.
+
+    Raises:
+        InputError: not a matrix, or a value is NaN or infinite.
+    """
+    if features_ND.ndim != 2 or 0 in features_ND.shape:
+        raise InputError(f"features: expected N × D values, not the shape {features_ND.shape}")
+    N, D = features_ND.shape
+    out_ND = torch.empty(N, D, device=device)
+    for rows in _chunks(N, D):
+        out_ND[rows] = torch.from_numpy(np.array(features_ND[rows], dtype=np.float32)).to(device)
+        bad_N = ~out_ND[rows].isfinite().all(1)
+        if bad_N.any():
+            row = rows.start + int(bad_N.nonzero()[0, 0])
+            raise InputError(f"features: row {row} has a value that is NaN or infinite")
+    mean_D = out_ND.mean(0, dtype=torch.float64)
+    square_D = torch.zeros_like(mean_D)
+    for rows in _chunks(N, D):
+        square_D += ((out_ND[rows].double() - mean_D) ** 2).sum(0)
+    scale_D = 1 / (((square_D / N).sqrt() + 1e-6) * D**0.5)
+    return out_ND.sub_(mean_D.float()).mul_(scale_D.float())
+
+
+def assign_folds(
+    given_N: np.ndarray, folds: int, repeats: int, seed: int, groups_N: np.ndarray | None = None
+) -> np.ndarray:
+    """(R, N): the fold of each image in each repeat.
+
+    Every class is spread over the folds as evenly as possible. Images with the same value in
+    `groups_N` (duplicates) are in one fold.
+    """
+    N = len(given_N)
+    if groups_N is None:
+        first_G, group_N = np.arange(N), np.arange(N)
+    else:
+        _, first_G, group_N = np.unique(groups_N, return_index=True, return_inverse=True)
+    random = np.random.default_rng([seed, 1])
+    fold_RN = np.empty((repeats, N), dtype=np.int64)
+    for fold_N in fold_RN:
+        order_G = random.permutation(len(first_G))
+        order_G = order_G[np.argsort(given_N[first_G[order_G]], kind="stable")]
+        fold_G = np.empty(len(first_G), dtype=np.int64)
+        fold_G[order_G] = (np.arange(len(order_G)) + random.integers(folds)) % folds
+        fold_N[:] = fold_G[group_N]
+    return fold_RN
+
+
+def out_of_fold(
+    features_ND: Tensor,
+    targets: Tensor,
+    fold_RN: Tensor,
+    classes: int,
+    l2: float,
+    *,
+    weights_N: Tensor | None = None,
+    what: str = "heads",
+    progress: Progress = no_progress,
+) -> Tensor:
+    """(N, C): the mean over repeats of the predictions for each image by the heads whose training
+    images do not include it.
+
+    Args:
+        features_ND: normalised features.
+        targets: (N,) labels, or (N, C) probabilities.
+        fold_RN: the fold of each image in each repeat.
+        classes: number of classes.
+        l2: weight of the squared norm of each head beside its mean loss.
+        weights_N: of the images in the loss; None: 1 for each.
+        what: named to `progress`.
+        progress: is told of the iterations.
+    """
+    N, D = features_ND.shape
+    R, K = len(fold_RN), int(fold_RN.max()) + 1
+    H, C = R * K, classes
+    device = features_ND.device
+    head_of_NR = fold_RN.T + torch.arange(R, device=device) * K
+    weight_N = torch.ones(N, device=device) if weights_N is None else weights_N
+    out_H = torch.zeros(H, device=device)
+    for r in range(R):
+        out_H.index_add_(0, head_of_NR[:, r], weight_N)
+    scale_H = 1 / (weight_N.sum() - out_H).clamp(min=1e-12)
+    parameters = torch.zeros(D + 1, H * C, device=device, requires_grad=True)
+    parameters.grad = torch.zeros_like(parameters)
+    optimiser = torch.optim.LBFGS(
+        [parameters], max_iter=STEPS, history_size=HISTORY, line_search_fn="strong_wolfe"
+    )
+    evaluations = 0
+
+    def keep(rows: slice) -> Tensor:  # n, H: weight of each image in the loss of each head
+        weight_NH = weight_N[rows, None] * scale_H
+        return weight_NH.scatter(1, head_of_NR[rows], 0.0)
+
+    @torch.no_grad()
+    def closure() -> float:
+        nonlocal evaluations
+        evaluations += 1
+        progress(what, min(evaluations, STEPS), STEPS)
+        W, b = parameters[:D], parameters[D]
+        grad = cast(Tensor, parameters.grad)
+        torch.mul(W, 2 * l2, out=grad[:D])
+        grad[D] = 0
+        loss = l2 * (W**2).sum(dtype=torch.float64)
+        for rows in _chunks(N, H * C):
+            x_ND = features_ND[rows]
+            n = len(x_ND)
+            logp_NHC = torch.addmm(b, x_ND, W).view(n, H, C).log_softmax(2)
+            keep_NH = keep(rows)
+            delta_NHC = logp_NHC.exp()
+            if targets.ndim == 1:
+                label_NH1 = targets[rows, None, None].expand(n, H, 1)
+                own_NH = logp_NHC.gather(2, label_NH1)[:, :, 0]
+                delta_NHC.scatter_add_(2, label_NH1, torch.full_like(own_NH, -1.0)[..., None])
+            else:
+                own_NH = torch.einsum("nhc,nc->nh", logp_NHC, targets[rows])
+                delta_NHC -= targets[rows, None]
+            loss -= (own_NH * keep_NH).sum(dtype=torch.float64)
+            delta = delta_NHC.mul_(keep_NH[..., None]).view(n, H * C)
+            grad[:D].addmm_(x_ND.T, delta)
+            grad[D] += delta.sum(0)
+        return float(loss)
+
+    optimiser.step(closure)
+    with torch.no_grad():
+        W, b = parameters[:D], parameters[D]
+        prob_NC = torch.zeros(N, C, device=device)
+        for rows in _chunks(N, H * C):
+            n = len(prob_NC[rows])
+            prob_NHC = torch.addmm(b, features_ND[rows], W).view(n, H, C).softmax(2)
+            own_NR1 = head_of_NR[rows, :, None].expand(n, R, C)
+            prob_NC[rows] = prob_NHC.gather(1, own_NR1).mean(1)
+    progress(what, STEPS, STEPS)
+    return prob_NC
+
+
+def _chunks(rows: int, values_per_row: int) -> list[slice]:
+    size = max(1, CHUNK_VALUES // values_per_row)
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
