@@ -63,9 +63,10 @@ def test_version_is_printed(capsys):
     [
         *(["--help"], ["train", "--help"], ["demo", "--help"], ["presets"], ["train", "--oot"]),
         *(["presets", "digits"], ["presets", "digit"]),
-        *([name, "--help"] for name in ("predict", "evaluate", "export")),
+        *([name, "--help"] for name in ("predict", "evaluate", "export", "labels", "apply")),
+        *(["labels"], ["apply", "run"]),
         *(["predict", "run"], ["evaluate", "run", "x", "--part", "y"], ["export", "run"]),
-        *(["inspect", "--help"], ["inspect"]),
+        *(["inspect", "--help"], ["inspect"], ["review", "--help"], ["review"]),
         *(["experiments", name, "--help"] for name in commands.COMMANDS),
         *(["experiments", "list"], ["experiments", "list", "ablation"]),
         *(["experiments", "run", "nothing"], ["experiments", "table", "nothing"]),
@@ -150,7 +151,7 @@ def test_minutes_stop_a_run_that_can_be_resumed(npz, tmp_path, capsys):
     out = tmp_path / "run"
     code, text, _ = call("train", npz(), "--out", out, "--minutes", "0.0001", *QUICK, capsys=capsys)
     assert code == 0
-    assert "stopped after epoch 1." in text
+    assert "Stopped after epoch 1 because of --minutes" in text
     assert f"\n  pseudoloss train --out {out} --resume" in text
     assert "Done" not in text
     code, text, _ = call("train", "--out", out, "--resume", capsys=capsys)
@@ -191,7 +192,7 @@ IMAGES, LABELS = make_images()
 BAD = {
     "no such command": (["tran"], "tran: no such command; did you mean train"),
     "no such option": (["--verbose", "train"], "--verbose: no such option (see pseudoloss --help)"),
-    "unknown command": (["fly"], "fly: no such command; known: demo,"),
+    "unknown command": (["fly"], "fly: no such command; known: apply, audit, demo,"),
     "unknown option": (["train", "digits", "--epoch", "3"], "--epoch"),
     "no out": (["train", "digits"], "--out is missing"),
     "no source": (["train", "--out", "RUN"], "SOURCE is missing"),

@@ -99,7 +99,7 @@ def test_a_finished_demo_prints_its_table_again(demo, capsys):
     assert "Accuracy on clean test images" in out
     assert f"{summary['methods']['pls']['accuracy']['last']:.1f}%" in out
     assert str(folder / "demo.svg") in out
-    assert "pseudoloss train photos/ --out run" in out
+    assert "pseudoloss audit photos/ --out audit" in out
     assert again == summary
 
 

@@ -1,21 +1,24 @@
 """`pseudoloss inspect`: its facts, its report and the command."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from conftest import make_images
-from pseudoloss.cli import main
+from pseudoloss.cli import inspection, main
 from pseudoloss.cli.inspection import Range, inspect
-from pseudoloss.cli.inspection_report import _bytes, report
+from pseudoloss.cli.inspection_report import _about, _bytes, report
 from pseudoloss.config import as_json
 from pseudoloss.data import scanning
-from pseudoloss.engine import training
 from pseudoloss.engine.training import prepare
 from pseudoloss.errors import InputError
+from pseudoloss.nn.devices import choose_device, device_name
 from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
 
@@ -172,8 +175,7 @@ def test_examples_show_every_class_first(photos):
 # ------------------------------------------------------------------------------------ the plan
 
 
-def test_the_plan_is_what_training_does(folder, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "check_weights", lambda *args: None)  # no download in tests
+def test_the_plan_is_what_training_does(folder, photos, tmp_path):
     large = photos(*(f"{k}/{i}.png" for k in "ab" for i in range(9)), root="large", size=(90, 70))
     Image.new("RGB", (90, 70), "red").save(large / "a" / "more.jpg")
     images, labels = make_images(300)
@@ -278,22 +280,84 @@ def call(*arguments, capsys):
 
 def test_command_prints_the_report(folder, capsys):
     (folder / "train" / "a" / "two\nlines.jpg").write_text("no image")
-    code, out, err = call(folder, capsys=capsys)
+    code, out, err = call(folder, "--no-timing", capsys=capsys)
     assert (code, err) == (0, "")
     assert f"{folder}: 28 images, 2 classes" in out
     assert "1 × not an image, or a broken one: train/a/two lines.jpg" in out
-    assert out.endswith(f"Next: pseudoloss train {folder} --out run\n")
+    assert out.endswith(
+        f"Next: pseudoloss audit {folder} --out audit\n  or: pseudoloss train {folder} --out run\n"
+    )
 
 
 def test_command_prints_json(folder, capsys):
     shutil.copy(folder / "train" / "a" / "0.png", folder / "test" / "b" / "x.png")
-    code, out, err = call(folder, "--json", "--limit", "1", capsys=capsys)
+    code, out, err = call(folder, "--json", "--limit", "1", "--no-timing", capsys=capsys)
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert found["classes"] == {"a": 10, "b": 10}
     assert found["duplicates"]["across_parts"]["pictures"] == 1
     assert found["plan"]["command"].startswith("pseudoloss train ")
-    assert json.loads(call(folder, "--json", "--no-duplicates", capsys=capsys)[1])["train"] == 20
+    found = json.loads(call(folder, "--json", "--no-duplicates", capsys=capsys)[1])
+    assert found["train"] == 20
+    assert found["timing"].keys() == {"device", "audit", "training"}
+
+
+def test_command_says_how_long_it_takes(folder, capsys):
+    code, out, err = call(folder, capsys=capsys)
+    assert (code, err) == (0, "")
+    title, audit, training = out.split("Time on this machine, ")[1].splitlines()[:3]
+    assert title == device_name(choose_device("auto"))
+    assert re.fullmatch(r"  audit      about [\d.]+ (s|min|h)", audit)
+    assert re.fullmatch(r"  training   about [\d.]+ (s|min|h) \(\d+ epochs\)", training)
+
+
+def test_no_timing_skips_it(folder, capsys, monkeypatch):
+    monkeypatch.setattr(inspection, "measure", lambda *_: pytest.fail("was timed"))
+    assert "Time on this machine" not in call(folder, "--no-timing", capsys=capsys)[1]
+    assert json.loads(call(folder, "--no-timing", "--json", capsys=capsys)[1])["timing"] is None
+
+
+@pytest.mark.parametrize("source", ["digits", make_images()], ids=["digits", "arrays"])
+def test_arrays_are_timed_and_the_cache_stays_empty(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("PSEUDOLOSS_CACHE", str(tmp_path / "cache"))
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    timing = inspect(source, timing=True).timing
+    assert timing.audit > 0
+    assert timing.training > 0
+    assert not (tmp_path / "cache").exists()
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_training_that_would_be_refused_is_not_timed(photos):
+    found = inspect(photos("a/0.png", "a/1.png", "b/0.png"), timing=True)
+    assert found.problems
+    assert found.timing.audit > 0
+    assert found.timing.training is None
+    assert "training   about" not in report(found)
+
+
+def test_images_that_cannot_be_timed(folder):
+    found = inspect(folder, timing=True)
+    unknown = replace(found, timing=replace(found.timing, audit=None, training=None))
+    assert report(unknown).count("could not be estimated") == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.02, "about 1 s"),
+        (43.7, "about 40 s"),
+        (89.9, "about 90 s"),
+        (90, "about 1.5 min"),
+        (739, "about 12 min"),
+        (5400, "about 1.5 h"),
+        (200_000, "about 2.3 days"),
+        (10_000_000, "about 120 days"),
+    ],
+)
+def test_durations(seconds, text):
+    assert _about(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pseudoloss.cli import (
+    apply,
+    audit,
     demo_command,
     evaluate,
     experiments,
     export,
     inspect,
+    labels,
     predict,
     presets,
+    report,
+    review,
     train,
 )
 from pseudoloss.cli.train import train_parser as train_parser
@@ -26,8 +31,13 @@ FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo_command.run,
-    "inspect": inspect.run,
+    "audit": audit.run,
     "train": train.run,
+    "labels": labels.run,
+    "report": report.run,
+    "review": review.run,
+    "apply": apply.run,
+    "inspect": inspect.run,
     "predict": predict.run,
     "evaluate": evaluate.run,
     "export": export.run,

@@ -4,7 +4,7 @@ from pseudoloss.cli.parser import Parser, path, whole
 
 
 def run(arguments: list[str]) -> None:
-    """Compare cross-entropy and PLS on digits with 40% wrong labels, in under a minute.
+    """Audit and train on digits with 40% wrong labels, in about a minute.
 
     Uses scikit-learn's handwritten digits, so nothing is downloaded.
     """

@@ -61,9 +61,10 @@ def run(arguments: list[str]) -> None:
 
     if args.out is not None:
         refuse_existing(as_path(args.out, "--out"))
-    model = open_model(args.run, args.best, args.device)
+    reporter = stderr_reporter()
+    model = open_model(args.run, args.best, args.device, reporter.notice)
     options = ReadOptions(**given_read_options(args))
-    with stderr_reporter() as reporter:
+    with reporter:
         found = evaluate(model, args.source, args.part, options, reporter.progress)
     if args.out is not None:
         with new_folder(args.out) as folder:

@@ -11,8 +11,8 @@ def run(arguments: list[str]) -> None:
 
     SOURCE is as for pseudoloss train. Prints the number of images per class, image sizes and
     formats; files that cannot be read, and why; images that occur more than once, with different
-    labels, or both for training and for testing; and the settings that training would use. Broken
-    files are not an error.
+    labels, or both for training and for testing; the settings that training would use; and about
+    how long an audit and training take here. Broken files are not an error.
     """
     parser = Parser(
         "inspect",
@@ -36,6 +36,13 @@ def run(arguments: list[str]) -> None:
         metavar="N",
         help="number of files to list per problem (default: 3)",
     )
+    add(
+        "--timing",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time a few images and training steps, to say how long an audit and training take "
+        "here (default: on)",
+    )
     add("--json", action="store_true", help="print everything as JSON")
     add_read_options(parser)
     args = parser.parse(arguments)
@@ -51,6 +58,7 @@ def run(arguments: list[str]) -> None:
             args.source,
             duplicates=args.duplicates,
             limit=args.limit,
+            timing=args.timing,
             progress=reporter.progress,
             **given_read_options(args),
         )

@@ -4,13 +4,17 @@ import hashlib
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from PIL import Image
 from torch import Tensor
 
+from pseudoloss.auditing.timing import audit_seconds
+from pseudoloss.cli.near_duplicates import difference_hash, near_groups
 from pseudoloss.config import Settings, as_flag, as_json
 from pseudoloss.data import Data, ImageSet, ReadOptions, ScannedSource, Skipped, Source, find_source
 from pseudoloss.data.decoding import (
@@ -26,8 +30,9 @@ from pseudoloss.data.scanning import LabelledFiles, Progress, for_each, no_progr
 from pseudoloss.data.storage import choose_place
 from pseudoloss.engine.choices import choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings
-from pseudoloss.errors import InputError
-from pseudoloss.nn.devices import choose_device
+from pseudoloss.engine.timing import training_seconds
+from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.nn.devices import choose_device, device_name
 from pseudoloss.presets import request
 
 
@@ -68,6 +73,7 @@ class Duplicates:
     within_class: Copies
     across_classes: Copies  # the same picture with different labels: at least one is wrong
     across_parts: Copies  # the same picture for training and for testing
+    near: Copies  # nearly the same picture: different labels first, then different splits
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,15 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """About how many seconds an audit and training take here; None: not known."""
+
+    device: str
+    audit: float | None
+    training: float | None
+
+
+@dataclass(frozen=True)
 class Inspection:
     """Result of `inspect`. Only images that can be read are counted."""
 
@@ -99,7 +114,7 @@ class Inspection:
     test: int
     test_name: str
     held_out: bool  # whether the test images are held out of the training images
-    classes: dict[str, int]  # training images per class
+    classes: dict[str, int]  # images per class, for training and held out
     imbalance: float | None  # size of the largest class divided by that of the smallest
     width: Range | None
     height: Range | None
@@ -112,6 +127,7 @@ class Inspection:
     duplicates: Duplicates | None
     problems: list[str]  # reasons for which training would refuse the source
     plan: Plan
+    timing: Timing | None = None  # None: not asked for
 
 
 class Content(NamedTuple):
@@ -121,6 +137,7 @@ class Content(NamedTuple):
     nbytes: int | None
     file_digest: bytes = b""
     pixel_digest: bytes = b""
+    difference_hash: bytes = b""
 
 
 class Inspected(NamedTuple):
@@ -137,6 +154,7 @@ def inspect(
     *,
     duplicates: bool = True,
     limit: int = 3,
+    timing: bool = False,
     progress: Progress = no_progress,
     **reading: Any,
 ) -> Inspection:
@@ -147,6 +165,8 @@ def inspect(
         duplicates: decode every image, to find broken files and duplicates. Otherwise only the
             headers of files are read.
         limit: number of files, or groups of duplicates, to list per problem.
+        timing: time a few images and training steps, to estimate how long an audit and training
+            take on this machine.
         progress: called with the progress.
         reading: any of `ReadOptions`.
     """
@@ -164,20 +184,23 @@ def inspect(
         images = _inspect_arrays(found, duplicates, progress)
         names = found.train.classes
     train = [image for image in images if image.part == "train"]
-    counts = Counter(image.label for image in train)
-    classes = {name: counts[name] for name in names}
     headers = [image.content.header for image in images]
     sizes = [image.content.nbytes for image in images if image.content.nbytes is not None]
     test_name, held_out = (
         (found.test_name, found.noisy_test) if len(train) < len(images) else ("", False)
     )
+    trained, counts = (
+        Counter(image.label for image in some) for some in (train, images if held_out else train)
+    )
+    problems = _problems({name: trained[name] for name in names}, len(train), settings)
+    plan = _plan(source, found, settings, options)
     return Inspection(
         source=found.name,
         train=len(train),
         test=len(images) - len(train),
         test_name=test_name,
         held_out=held_out,
-        classes=classes,
+        classes={name: counts[name] for name in names},
         imbalance=max(counts.values()) / min(counts.values()) if counts else None,
         width=_range(h.width for h in headers),
         height=_range(h.height for h in headers),
@@ -188,9 +211,43 @@ def inspect(
         decoded=duplicates,
         unreadable=_by_reason(skipped, limit),
         duplicates=_find_duplicates(images, held_out, limit) if duplicates else None,
-        problems=_problems(classes, len(train), settings),
-        plan=_plan(source, found, settings, options),
+        problems=problems,
+        plan=plan,
+        timing=measure(found, settings, options, plan.images == "files", not problems, progress)
+        if timing
+        else None,
     )
+
+
+def measure(
+    found: Data | ScannedSource,
+    settings: Settings,
+    options: ReadOptions,
+    from_files: bool,
+    trainable: bool,
+    progress: Progress = no_progress,
+) -> Timing:
+    """Estimate how long an audit of the source, and training on it, take."""
+    count = len(found.train)
+    if found.test is not None and options.test is None:  # an audit covers all splits
+        count += len(found.test)
+    images: Sequence[Entry] | Tensor | None
+    if isinstance(found, ScannedSource):
+        images, classes = found.train.paths, len(found.classes)
+    else:
+        pixels, classes = found.train.images_NCHW, len(found.train.classes)
+        images = pixels if isinstance(pixels, Tensor) else None
+    audit = training = None
+    progress("timing an audit", 0, 2)
+    if images is not None:
+        with suppress(InputError, TrainingError):
+            audit = audit_seconds(images, count, classes, settings.device)
+    progress("timing a few steps of training", 1, 2)
+    if trainable:
+        with suppress(InputError, TrainingError):
+            training = training_seconds(found, settings, options, from_files)
+    progress("timing a few steps of training", 2, 2)
+    return Timing(device_name(choose_device(settings.device)), audit, training)
 
 
 def _inspect_files(
@@ -217,8 +274,8 @@ def _decode(entry: Entry) -> Content:
     head, image = full_pixels(content)
     pixels = _digest(f"{image.size}".encode(), image.tobytes())
     if not isinstance(content, bytes):
-        return Content(head, None, pixels, pixels)
-    return Content(head, len(content), _digest(content), pixels)
+        return Content(head, None, pixels, pixels, difference_hash(image))
+    return Content(head, len(content), _digest(content), pixels, difference_hash(image))
 
 
 def _read_header(entry: Entry) -> Content:
@@ -234,9 +291,14 @@ def _inspect_arrays(data: Data, decode: bool, progress: Progress) -> list[Inspec
         head = Header(width, height, "L" if images.channels == 1 else "RGB", "")
         names = images.paths or [f"{data.name}[{part}][{i}]" for i in range(len(images))]
         for i, pixels_CHW in enumerate(images.images_NCHW):
-            digest = _digest(pixels_CHW.numpy().tobytes()) if decode else b""
+            content = Content(head, None)
+            if decode:
+                pixels = pixels_CHW.numpy()
+                digest = _digest(pixels.tobytes())
+                picture = Image.fromarray(pixels.transpose(1, 2, 0).squeeze())
+                content = Content(head, None, digest, digest, difference_hash(picture))
             label = images.classes[int(images.given_N[i])]
-            found.append(Inspected(part, names[i], label, Content(head, None, digest, digest)))
+            found.append(Inspected(part, names[i], label, content))
             if i % 1000 == 0:
                 progress("inspecting images", i, len(images))
     return found
@@ -285,12 +347,19 @@ def _find_duplicates(images: Sequence[Inspected], held_out: bool, limit: int) ->
         counts = Counter((part(image), image.label) for image in group)
         return [image for image in group if counts[part(image), image.label] > 1]
 
+    near = [
+        [images[i] for i in group]
+        for group in near_groups([image.content.difference_hash for image in images])
+    ]
+    near = [g for g in near if len({image.content.pixel_digest for image in g}) > 1]
+    near.sort(key=lambda g: (-len({i.label for i in g}), -len({part(i) for i in g})))
     return Duplicates(
         same_bytes=sum(len(group) - n for group, n in zip(groups, distinct, strict=True)),
         same_pixels=sum(n - 1 for n in distinct),
         within_class=copies([repeated(group) for group in groups if repeated(group)]),
         across_classes=copies([g for g in groups if len({image.label for image in g}) > 1]),
         across_parts=copies([g for g in groups if len({part(image) for image in g}) > 1]),
+        near=copies(near),
     )
 
 

@@ -1,6 +1,6 @@
 """The text of `pseudoloss inspect`."""
 
-from pseudoloss.cli.inspection import Duplicates, Inspection, Range
+from pseudoloss.cli.inspection import Duplicates, Inspection, Range, Timing
 
 SHOWN_CLASSES = 12  # with more classes, their counts are not listed
 
@@ -18,10 +18,19 @@ def report(found: Inspection) -> str:
     lines += [f"  {title:11}{text}" for title, text in rows]
     lines += ["", "Training would use"]
     lines += [f"  {title:11}{text}" for title, text in _plan_rows(found)]
+    if found.timing is not None:
+        lines += ["", f"Time on this machine, {found.timing.device}"]
+        lines += [f"  {title:11}{text}" for title, text in _timing_rows(found, found.timing)]
     lines.append("")
     lines += [f"Training would refuse this: {_one_line(problem)}" for problem in found.problems]
     if not found.problems:
-        lines.append(f"Next: {found.plan.command}")
+        command = found.plan.command
+        plain = command.removeprefix("pseudoloss train ").removesuffix(" --out run")
+        if command == f"pseudoloss train {plain} --out run":  # no option that audits lack
+            lines.append(f"Next: pseudoloss audit {plain} --out audit")
+            lines.append(f"  or: {command}")
+        else:
+            lines.append(f"Next: {command}")
     return "\n".join(lines)
 
 
@@ -75,7 +84,7 @@ def _file_rows(found: Inspection) -> Rows:
 
 
 def _duplicate_rows(found: Duplicates) -> Rows:
-    if not found.same_bytes + found.same_pixels:
+    if not found.same_bytes + found.same_pixels + found.near.pictures:
         return [("duplicates", "none")]
     copies = _count(found.same_bytes, "copy", "copies")
     rows = [
@@ -88,6 +97,7 @@ def _duplicate_rows(found: Duplicates) -> Rows:
         (found.across_classes, "with different labels: at least one label is wrong"),
         (found.across_parts, "both for training and for testing: accuracy would be too high"),
         (found.within_class, "more than once in one class"),
+        (found.near, "in nearly the same form more than once; different labels first"),
     )
     for kind, problem in kinds:
         if kind.pictures:
@@ -100,6 +110,7 @@ def _plan_rows(found: Inspection) -> Rows:
     plan = found.plan
     start = {
         None: "from scratch",
+        "embedded": "with embedded weights (ImageNet)",
         "pretrained": "with pretrained weights, which timm downloads",
     }.get(plan.weights, f"with the weights {plan.weights}")
     colours = "grey" if plan.channels == 1 else "RGB"
@@ -120,6 +131,24 @@ def _plan_rows(found: Inspection) -> Rows:
         ("training", f"{steps}{uneven}"),
         ("memory", f"{_bytes(plan.memory)} of images, {where}"),
     ]
+
+
+def _timing_rows(found: Inspection, timing: Timing) -> Rows:
+    rows = [("audit", _about(timing.audit))]
+    if not found.problems:
+        epochs = _count(found.plan.epochs, "epoch")
+        rows.append(("training", f"{_about(timing.training)} ({epochs})"))
+    return rows
+
+
+def _about(seconds: float | None) -> str:
+    if seconds is None:
+        return "could not be estimated"
+    for unit, size in (("days", 2 * 86400), ("h", 5400), ("min", 90)):
+        if seconds >= size:
+            number = seconds / {"days": 86400, "h": 3600, "min": 60}[unit]
+            return f"about {float(f'{number:.2g}'):g} {unit}"
+    return f"about {max(float(f'{seconds:.1g}'), 1):g} s"
 
 
 def _example(image: dict[str, str]) -> str:

@@ -14,7 +14,8 @@ def run(arguments: list[str]) -> None:
     RUN is a run folder, a folder written by pseudoloss export --format safetensors, or a
     .safetensors file. IMAGES are image files, folders (searched recursively) and tables (.csv,
     .tsv, .parquet) with a column path. Images are preprocessed as in training. Prints one row per
-    image: path, label, probability. Files that cannot be read are reported and skipped.
+    image: path, label, probability. If IMAGES is one folder or table, paths are relative to it, as
+    in the label table of a run. Files that cannot be read are reported and skipped.
     """
     parser = Parser(
         "predict",
@@ -65,12 +66,12 @@ def run(arguments: list[str]) -> None:
         if args.out.is_dir() or not args.out.parent.is_dir():
             reason = "is a folder" if args.out.is_dir() else f"no such folder: {args.out.parent}"
             raise InputError(f"--out {args.out}: {reason}")
-    paths = predictions.find_images(args.images)
-    model = open_model(args.run, args.best, args.device)
-    predictions.check_top(args.top, len(model.classes))
+    images = predictions.find_images(args.images)
     output = sys.stdout  # before a progress bar on standard error replaces it
     show_bar = args.out is not None or not output.isatty()
     reporter = SilentReporter() if args.quiet else stderr_reporter(show_bar)
+    model = open_model(args.run, args.best, args.device, reporter.notice)
+    predictions.check_top(args.top, len(model.classes))
     ending = "jsonl" if args.out is not None and args.out.suffix == ".jsonl" else "csv"
     options: dict[str, Any] = {
         "form": args.format or ending,
@@ -80,6 +81,6 @@ def run(arguments: list[str]) -> None:
     }
     with reporter:
         if args.out is None:
-            predictions.write_predictions(model, paths, output, **options)
+            predictions.write_predictions(model, images, output, **options)
         else:
-            predictions.write_predictions_to(args.out, model, paths, **options)
+            predictions.write_predictions_to(args.out, model, images, **options)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pseudoloss.cli.options import add_read_options, with_default
+from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, argument_for, duration, number, path, peek, whole
 from pseudoloss.config import (
     METHOD_SETTINGS,
@@ -73,8 +74,10 @@ def run(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         hint = f"interrupted; resume with: {resume_command(args.out)}"
         raise KeyboardInterrupt(hint if args.out.exists() else "interrupted") from None
-    if finished and not args.quiet:
-        print(next_steps(args.out))
+    if finished:
+        add_report(args.out)
+        if not args.quiet:
+            print(next_steps(args.out))
 
 
 def next_steps(folder: Path) -> str:
@@ -82,7 +85,8 @@ def next_steps(folder: Path) -> str:
     place = shlex.quote(str(folder))
     call = f"pl.load({str(folder)!r}).model.predict(images)"
     return (
-        f"Next: open {folder}/labels.csv (one row per image; sort it by label_score)\n"
+        f"Next: open {folder}/report.html in a browser, or {folder}/labels.csv\n"
+        f"  or decide on labels: pseudoloss review {place}\n"
         f"  or classify images:  pseudoloss predict {place} photo.jpg folder/\n"
         f"  or use it in Python: import pseudoloss as pl; {call}"
     )
