@@ -30,8 +30,9 @@ For your own images some values are chosen to fit the data unless you set them: 
 least eight steps per epoch; the learning rate is scaled with it), the prior of the class balance
 (`given` if one class has twice the images of another), image size and normalisation (those of the
 pretrained network), and for image files on a CPU a small network and 30 epochs instead of
-`preactresnet18`. This holds for files with any preset and for arrays without one. The run prints
-what it uses, and `config.json` records it.
+`preactresnet18`, and 128 pixels, 10 epochs and batches of at most 16 for photographs (`finetune`).
+This holds for files with any preset and for arrays without one. The run prints what it uses, and
+`config.json` records it.
 
 This page is written by `python docs/make_settings.py`.
 """
@@ -53,7 +54,8 @@ TITLES = {
 WHEN = {
     "method": "To compare with a baseline or a rival on your data.",
     "network": "small-cnn on a CPU, a larger timm model for more accuracy.",
-    "weights": "Photographs: pretrained, or a file if there is no internet connection.",
+    "weights": "Photographs: embedded; with another network pretrained, or a file if there is no "
+    "internet connection.",
     "projection": "Rarely.",
     "epochs": "More for accuracy, fewer for time; or let `--time` choose.",
     "warmup": "Longer if a notice says that the warm-up ended at chance.",

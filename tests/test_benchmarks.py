@@ -215,6 +215,14 @@ def test_files(run):
     assert all(row["images_per_second"] > 0 for row in rows.values())
 
 
+@pytest.mark.slow
+def test_review_load(run):
+    result, printed = run("review_load", "--quick")
+    assert result["start_seconds"]["parquet"] > 0
+    assert all(request["median_ms"] > 0 for request in result["requests"])
+    assert "200 decisions, on disk" in printed
+
+
 def test_held_out(run, program, monkeypatch):
     monkeypatch.setattr(program("held_out"), "SUBSETS", 3)
     monkeypatch.setattr(program("held_out"), "CASES", (("pls", 0.4), ("ce", 0.4)))
@@ -257,3 +265,16 @@ def test_step(tmp_path):
     found = json.loads(out.read_text())
     assert found["tflop"].keys() == {row["part"] for row in found["rows"]}
     assert all(row["milliseconds"] > 0 for row in found["rows"])
+
+
+# ---------------------------------------------------------------------------------- train_table.py
+
+
+def test_the_label_table_of_train_is_measured(run, tmp_path):
+    arguments = ("--quick", "--work", str(tmp_path / "work"))
+    first, text = run("train_table", *arguments)
+    assert "digits, pls, symmetric-exact:0.4, 2 epochs" in text
+    (case,) = first["cases"]
+    assert list(case["ways"]) == ["flags", "final", "mean", "held-out final", "held-out"]
+    again, _ = run("train_table", *arguments)  # from the predictions that were kept
+    assert again["cases"] == first["cases"]

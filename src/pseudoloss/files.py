@@ -162,15 +162,16 @@ def _widest_first(item: tuple[str, "Tensor"]) -> tuple[int, str]:
     return -item[1].element_size(), item[0]
 
 
-def from_safetensors(path: Path) -> tuple[dict[str, "Tensor"], Any]:
-    """The tensors and the record of a file that `write_safetensors` wrote; ValueError for any other
-    file."""
+def from_safetensors(path: Path, prefix: str = "") -> tuple[dict[str, "Tensor"], Any]:
+    """The tensors (those whose names start with `prefix`) and the record of a file that
+    `write_safetensors` wrote; ValueError for any other file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt", device="cpu") as file:
             record = (file.metadata() or {}).get(RECORD)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise ValueError(str(error)) from None
     if record is None:
