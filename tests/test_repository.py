@@ -78,6 +78,7 @@ def test_flags_and_presets_in_the_docs_exist(path):
     known = {line.split()[-1] for line in OPTIONS.read_text().splitlines()}
     # Of the benchmarks and of ./check.
     known |= {"--seeds", "--work", "--workers", "--plot", "--quick", "--fast", "--record"}
+    known |= {"--features-dir", "--data", "--datalab"}
     known |= {"--read", "--strict", "--q"}  # ..., of mkdocs, and of an example
     if path.name == "CHANGELOG.md":
         known |= {"--guess-norm", "--guess-mode"}  # former names
