@@ -383,3 +383,19 @@ def test_only_what_people_decided(tmp_path, photo_folder):
     decide(audit, 3, "relabel", open_labels(audit).classes[2])
     found = apply(audit, tmp_path / "fixed.csv", reviewed_only=True)
     assert (found.changed, found.by_score, found.by_person) == (1, 0, 1)
+
+
+def test_a_file_without_decisions_is_refused(whole_run, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("keep them all\n")
+    with pytest.raises(
+        InputError, match=r"--decisions .*notes\.txt: not a file of pseudoloss review"
+    ):
+        apply(whole_run, tmp_path / "fixed.npz", decisions=path)
+    assert not (tmp_path / "fixed.npz").exists()
+
+
+def test_a_mistyped_ending_is_no_folder(photo_run, tmp_path):
+    with pytest.raises(InputError, match=r"fixed\.cvs"):
+        apply(photo_run, tmp_path / "fixed.cvs")
+    assert not (tmp_path / "fixed.cvs").exists()

@@ -211,6 +211,40 @@ def test_swaps_of_two_gaussian_classes_are_measured(rate):
     assert fit.rate == pytest.approx(rate, abs=0.06)
 
 
+def test_predictions_no_better_than_chance_flag_nothing():
+    random = np.random.default_rng(0)
+    log_NC = torch.log_softmax(torch.tensor(random.normal(size=(2000, 20)) * 0.2), 1).float()
+    given_N = torch.from_numpy(random.integers(0, 20, 2000))
+    assert not latent.better_than_chance(log_NC, given_N)
+    fit = fit_latent_labels(log_NC, given_N)
+    assert fit.rate == 0
+    assert bool((fit.posterior_NC.gather(1, given_N[:, None]) > 0.5).all())
+
+
+def test_a_plateau_is_found_only_where_accurate_predictions_are_unsure():
+    random = np.random.default_rng(0)
+    for m in (0.5, 1.5, 5.0):  # Gaussian classes, from hard to easy
+        odds = torch.tensor(random.normal(m, math.sqrt(2 * m), 5000))
+        assert latent.plateau(torch.stack([odds.sigmoid(), (-odds).sigmoid()], 1)) == 0
+    mixed = torch.tensor([[0.9, 0.1, 0.0]]).repeat(500, 1)
+    assert latent.plateau(mixed) > 0.5
+
+
+def test_labels_of_one_class_that_say_another_are_found():
+    """Every image of a class is clear, and a tenth of the labels say the next class."""
+    true = np.arange(2000) % 4
+    random = np.random.default_rng(0)
+    given_N = np.where(random.random(2000) < 0.1, (true + 1) % 4, true)
+    p = np.full((2000, 4), 0.001)
+    p[np.arange(2000), true], p[np.arange(2000), (true + 1) % 4] = 0.898, 0.1
+    p *= np.exp(random.normal(0, 0.1, p.shape))
+    log_NC = torch.tensor(np.log(p / p.sum(1, keepdims=True)), dtype=torch.float32)
+    fit = fit_latent_labels(log_NC, torch.from_numpy(given_N))
+    wrong_N = 1 - fit.posterior_NC[torch.arange(2000), torch.from_numpy(given_N)].numpy() >= 0.5
+    assert (wrong_N == (given_N != true)).mean() > 0.97
+    assert fit.rate == pytest.approx(0.1, abs=0.03)
+
+
 @pytest.mark.parametrize("classes", [3, 40])
 def test_any_number_of_classes(classes):
     log_NC, true = predictions(classes=classes, n=800)

@@ -52,6 +52,7 @@ from pseudoloss.reading import ReadOptions
 from pseudoloss.version import __version__
 
 Method = Literal["latent", "two-mixtures"]
+MAX_FOLDS = 50
 METHODS: tuple[str, ...] = get_args(Method)
 READING = ("path_column", "label_column", "split_column", "strict")  # options that audits have
 CONFIDENT = 0.1  # up to this probability of being wrong, an image is an example of its class
@@ -157,6 +158,8 @@ def _check(settings: dict[str, Any], reading: dict[str, Any]) -> None:
         value = settings[name]
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             raise InputError(f"--{name} must be a whole number from {least} on, not {value!r}")
+    if settings["folds"] > MAX_FOLDS:
+        raise InputError(f"--folds must be at most {MAX_FOLDS}, not {settings['folds']}")
     for name in ("threshold", "min_trust"):
         value = settings[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:

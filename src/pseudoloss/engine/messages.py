@@ -157,7 +157,9 @@ def noise_lines(noise: dict[str, Any]) -> list[str]:
     between = f"{noise['low']:.0%} to {noise['high']:.0%}"
     said = f"about {noise['rate']:.1%} of the labels are probably wrong"
     if not noise["known"]:
-        return [f"{said}; uncertain: {'; '.join(noise['reasons'])}"]
+        if noise["high"] - noise["low"] >= 1:
+            said = f"{noise['rate']:.1%} of the labels are flagged; how many are wrong is not known"
+        return [f"{said}: {'; '.join(noise['reasons'])}"]
     return [f"{said} ({between}); most in class {worst} ({rates[worst]:.1%})"]
 
 

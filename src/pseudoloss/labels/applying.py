@@ -1,5 +1,6 @@
 """Apply what was found and decided: a corrected copy of a source. The source is never changed."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,8 @@ def apply(
         copy: copy the images into the folder, instead of linking to them.
     """
     path = as_path(out, "--out")
-    listed = path.with_name(f"{path.name.removesuffix(path.suffix)}.left-out.csv")
+    ending = "-left-out.csv" if _is_folder(path) else ".left-out.csv"
+    listed = path.with_name(f"{path.name.removesuffix(path.suffix)}{ending}")
     for name in drop:
         if name not in DROPS:
             raise InputError(f"--drop {name}: must be {' or '.join(DROPS)}")
@@ -173,7 +175,12 @@ def _decisions(
     labels: LabelSet, path: str | Path | None, reviewed_only: bool
 ) -> tuple[dict[tuple[int, str], NumberedDecision], int]:
     if path is not None:
-        return read_decisions(as_path(path, "--decisions"))
+        found, damaged = read_decisions(as_path(path, "--decisions"))
+        if damaged and not found:
+            raise InputError(
+                f"--decisions {path}: holds no decision; pseudoloss review writes them"
+            )
+        return found, damaged
     usual = labels.path / "decisions.jsonl"
     if usual.exists():
         return read_decisions(usual)
@@ -184,10 +191,14 @@ def _decisions(
     return {}, 0
 
 
+def _is_folder(out: Path) -> bool:
+    """Whether a folder is to be written: the name does not end like that of a file (.csv, .cvs)."""
+    return re.fullmatch(r"\.[a-z]{2,7}", out.suffix.lower()) is None
+
+
 def _refuse_source(labels: LabelSet, images: RunImages, out: Path, copy: bool) -> None:
     """Refuse outputs that the source cannot be written to."""
-    suffix = out.suffix.lower()
-    is_folder = suffix not in (*TABLES, ".npz", ".tsv", ".json", ".jsonl")
+    suffix, is_folder = out.suffix.lower(), _is_folder(out)
     if not images.available:
         raise InputError(
             f"{labels.path}: is of data that were passed in Python, which cannot be opened again; "

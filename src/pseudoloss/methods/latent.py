@@ -34,6 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ STEPS = 40  # of EM
 SHARPNESS = 2  # κ: K is the confusion of the predictions to this power
 MAX_CLASSES = 0.45  # largest rate of class confusion
 MAX_CONFUSION = 0.95  # largest probability that one image is confused
+MIN_ACCURACY = 0.6  # expected, of predictions that can have a plateau
 MIN_CLASS = 0.05  # share of the images that must be predicted as each of two classes
 RANGE_A = (math.log(0.05), math.log(3.0))
 RANGE_B = (-1.5, 1.0)
@@ -96,15 +98,21 @@ def fit_latent_labels(log_prob_NC: Tensor, given_N: Tensor, seed: int = 1) -> La
         place = Noise(math.log(two_class_temperature(log_prob_NC, given_N)), 0.0)
         plain = _with_rates(labels, place)
         return _judge(labels, plain, plain, 0.0)
+    if not better_than_chance(log_prob_NC, given_N):
+        nothing = Noise(RANGE_A[1], 0.0)
+        return _judge(labels, nothing, nothing, 0.0)
     plain = _search(partial(_with_rates, sample), confusion=False)
     right = _search(partial(_with_likelihood, sample), confusion=False)
     if (plain.log_likelihood - right.log_likelihood) * len(given_N) < math.log(len(given_N)):
-        plain = right  # noise explains nothing, as where the features say nothing
+        plain = right  # noise explains nothing
+    shift = plateau(tempered(sample.log_prob_NC, plain.a, plain.b))
+    if shift > 0:
+        plain = _with_rates(sample, replace(plain, a=plain.a - shift))
     confusing = _search(partial(_with_rates, sample), confusion=True, start=plain)
     counted = min(len(given_N), EVIDENCE)
     gain = (confusing.log_likelihood - plain.log_likelihood) * counted
     weight = 1 / (1 + math.exp(min(50.0, 0.5 * math.log(max(counted, 2)) - gain)))
-    if plain is not right:
+    if plain.random > 0 or plain.classes > 0:
         plain = _with_rates(labels, plain)
     return _judge(labels, plain, _with_rates(labels, confusing), weight)
 
@@ -185,6 +193,35 @@ def two_class_temperature(log_prob_N2: Tensor, given_N: Tensor) -> float:
     between = math.sqrt(min(max(-kurtosis / 2, 1e-6), 0.999))  # m² as a share of the moment
     m, v = math.sqrt(between * second), (1 - between) * second
     return min(max(v / (2 * m), math.exp(RANGE_A[0])), highest)
+
+
+def better_than_chance(log_prob_NC: Tensor, given_N: Tensor) -> bool:
+    """Whether predictions agree with the labels more often than by chance (three standard errors).
+    If not, the features say nothing, and neither can the model."""
+    N, C = log_prob_NC.shape
+    predicted_N = log_prob_NC.argmax(1)
+    shares = [torch.bincount(v, minlength=C).double() / N for v in (predicted_N, given_N)]
+    chance = float((shares[0] * shares[1]).sum())
+    agreement = float((predicted_N == given_N).double().mean())
+    return agreement > chance + 3 * math.sqrt(chance * (1 - chance) / N)
+
+
+def plateau(q_NC: Tensor) -> float:
+    """How much the log temperature must fall because whole classes are mixed; 0 as a rule.
+
+    If a tenth of the labels of class A say B, the heads learn 9 to 1 for every image of A: labels
+    that look ambiguous, and none of them certain. For two Gaussian classes with an accuracy of
+    Φ(δ/2), the most confident tenth has log odds of at least δ²/2 + 1.28 δ. Predictions that are
+    accurate and yet only half as confident have been flattened by such labels.
+    """
+    confidence_N = q_NC.max(1).values.double()
+    accuracy = float(confidence_N.mean())
+    if accuracy < MIN_ACCURACY:
+        return 0.0
+    delta = 2 * NormalDist().inv_cdf(min(accuracy, 0.999))
+    expected = delta**2 / 2 + 1.28 * delta
+    found = float(confidence_N.quantile(0.9).clamp(max=1 - 1e-9).logit())
+    return math.log(expected / found) if 0 < found < expected / 2 else 0.0
 
 
 def class_confusion(together_CC: Tensor, sharpness: float = SHARPNESS) -> Tensor:
