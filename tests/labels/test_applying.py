@@ -385,17 +385,18 @@ def test_only_what_people_decided(tmp_path, photo_folder):
     assert (found.changed, found.by_score, found.by_person) == (1, 0, 1)
 
 
-def test_a_file_without_decisions_is_refused(whole_run, tmp_path):
+def test_a_file_without_decisions_is_refused(tmp_path, photo_folder):
+    audit = audit_of(tmp_path, photo_folder)
     path = tmp_path / "notes.txt"
     path.write_text("keep them all\n")
+    with pytest.raises(InputError, match=r"--decisions .*notes\.txt: holds no decision"):
+        apply(audit, tmp_path / "fixed.csv", decisions=path)
+    assert not (tmp_path / "fixed.csv").exists()
+
+
+def test_a_mistyped_ending_is_no_folder(tmp_path, photo_folder):
     with pytest.raises(
-        InputError, match=r"--decisions .*notes\.txt: not a file of pseudoloss review"
+        InputError, match=r"fixed\.cvs: must be a \.csv or \.parquet file, or a folder"
     ):
-        apply(whole_run, tmp_path / "fixed.npz", decisions=path)
-    assert not (tmp_path / "fixed.npz").exists()
-
-
-def test_a_mistyped_ending_is_no_folder(photo_run, tmp_path):
-    with pytest.raises(InputError, match=r"fixed\.cvs"):
-        apply(photo_run, tmp_path / "fixed.cvs")
+        apply(audit_of(tmp_path, photo_folder), tmp_path / "fixed.cvs")
     assert not (tmp_path / "fixed.cvs").exists()
