@@ -91,7 +91,7 @@ def audit(
         folds: of the cross-validation.
         seed: of the folds and of `corrupt`.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
-        threshold: a label is an issue from this probability of being wrong on.
+        threshold: a label is flagged if its probability of being wrong is at least this.
         min_trust: a suggestion becomes a new label from this probability of being right on.
         corrupt: label noise for experiments, such as "symmetric:0.2", in the training split.
         cache: look up and keep features in the cache.

@@ -21,7 +21,7 @@ class LabelAudit(BaseEstimator):  # type: ignore[misc]
     Args:
         method: "latent", the latent-label model; or "two-mixtures", as pseudo-loss selection.
         folds: of the cross-validation.
-        threshold: a label is an issue from this probability of being wrong on.
+        threshold: a label is flagged if its probability of being wrong is at least this.
         min_trust: a suggestion becomes a new label from this probability of being right on.
         seed: of the folds.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".

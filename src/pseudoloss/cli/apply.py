@@ -80,7 +80,8 @@ def report(found: "Applied") -> str:
     for given, new, count in found.pairs[:SHOWN]:
         lines.append(f"  {count:5,}  {given:{width}} → {new}")
     if len(found.pairs) > SHOWN:
-        lines.append(f"  and {len(found.pairs) - SHOWN:,} other pairs of classes")
+        more = len(found.pairs) - SHOWN
+        lines.append(f"  and {more:,} other {'pair' if more == 1 else 'pairs'} of classes")
     if found.for_review:
         lines.append(f"left for review, with the given label: {found.for_review:,}")
     if len(found.left_out):

@@ -114,14 +114,14 @@ def audit_parser() -> Parser:
         type=number,
         default=argparse.SUPPRESS,
         metavar="X",
-        help="a label is an issue from this probability of being wrong on (default: 0.5)",
+        help="flag a label if its probability of being wrong is at least X (default: 0.5)",
     )
     add(
         "--min-trust",
         type=number,
         default=argparse.SUPPRESS,
         metavar="X",
-        help="relabel from this probability on that the suggestion is right, else review "
+        help="relabel if the probability that the suggestion is right is at least X, else review "
         "(default: 0.5)",
     )
     add("--folds", type=whole, default=5, metavar="N", help="of the cross-validation (default: 5)")

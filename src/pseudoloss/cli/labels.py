@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> None:
 def add_thresholds(parser: Parser) -> None:
     """Add the options that decide actions."""
     for name, text in (
-        ("--threshold", "a label is an issue from this p_noisy on (default: 0.5)"),
+        ("--threshold", "flag a label if p_noisy is at least X (default: 0.5)"),
         ("--min-trust", "an issue is relabelled from this trust on (default: 0.5)"),
     ):
         parser.add_argument(name, type=number, metavar="X", help=text)

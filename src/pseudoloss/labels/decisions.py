@@ -12,7 +12,7 @@ import pandas as pd
 from pseudoloss.errors import InputError
 
 ACTIONS = ("keep", "relabel", "review")
-THRESHOLD = 0.5  # a label is an issue from this probability of being wrong on
+THRESHOLD = 0.5  # a label is flagged if its probability of being wrong is at least this
 MIN_TRUST = 0.5  # a suggestion becomes a new label from this probability of being right on
 
 
