@@ -158,3 +158,12 @@ def test_the_picture_refers_to_nothing_outside(labels):
 def test_a_picture_without_flagged_images(labels):
     nothing = labels.assign(is_label_issue=False, action="keep")
     assert "the first 0 of 0 flagged images in 4" in texts(draw(nothing))
+
+
+def test_an_interrupted_audit_names_the_command_to_resume(tmp_path, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pseudoloss.cli.demo.audit", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=r"pseudoloss demo --out .* --resume"):
+        run_demo(tmp_path / "out", seed=1, resume=False)

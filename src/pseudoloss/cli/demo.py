@@ -35,11 +35,11 @@ def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
         "labels are clean.\n\n"
         "[bold]1. Audit[/bold]: find the wrong labels without training a network.\n"
     )
-    found = find_labels(folder / "audit", seed)
-    console.print(f"\n{audit_line(found)}\n")
-    console.print("[bold]2. Train[/bold] on the same labels, with cross-entropy and with PLS.\n")
     options: dict[str, Any] = {"preset": PRESET, "seed": seed, "resume": resume}
     try:
+        found = find_labels(folder / "audit", seed)
+        console.print(f"\n{audit_line(found)}\n")
+        console.print("[bold]2. Train[/bold] on the same labels, with cross-entropy and PLS.\n")
         runs = {
             method: train("digits", folder / method, method=method, **options) for method in METHODS
         }
