@@ -1,7 +1,7 @@
 """The label audit on photographs whose labels were swapped, compared with cleanlab.
 
     python benchmarks/audit.py lines --features-dir DIR --data birds --seeds 1 2 3 --out FILE.json
-    python benchmarks/audit.py growth --sizes 1000 10000 --out FILE.json
+    python benchmarks/audit.py growth --sizes 1000 10000 [--device cuda] --out FILE.json
     python benchmarks/audit.py robust --out FILE.json
     python benchmarks/audit.py table FILE.json ...
 
@@ -245,18 +245,20 @@ def lines(args: argparse.Namespace) -> None:
 
 def growth(args: argparse.Namespace) -> None:
     """Time and peak memory on synthetic features, 1,280 wide, in increasing order of size."""
+    on_gpu = args.device.startswith("cuda")
     rows = []
     for N in sorted(args.sizes):
         random = np.random.default_rng(0)
         true_N = random.integers(0, args.classes, N)
-        centre_CD = random.normal(size=(args.classes, 1280)).astype(np.float32)
-        features_ND = random.normal(size=(N, 1280)).astype(np.float32)
-        features_ND += 0.15 * centre_CD[true_N]
+        centre_CD = random.standard_normal((args.classes, 1280), dtype=np.float32)
+        features_ND = random.standard_normal((N, 1280), dtype=np.float32)
+        for rows_n in np.array_split(np.arange(N), max(1, N // 10_000)):
+            features_ND[rows_n] += 0.15 * centre_CD[true_N[rows_n]]
         given_N = np.where(
             random.random(N) < 0.1, random.integers(0, args.classes, N), true_N
         ).astype(np.int64)
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.time()
-        scores = score_labels(features_ND, given_N, args.classes)
+        scores = score_labels(features_ND, given_N, args.classes, device=args.device)
         after = resource.getrusage(resource.RUSAGE_SELF)
         rows.append(
             {
@@ -266,6 +268,9 @@ def growth(args: argparse.Namespace) -> None:
                 "cpu_seconds": round(after.ru_utime - before.ru_utime, 1),
                 "peak_memory_gb": round(after.ru_maxrss / 2**20, 2),
                 "features_gb": round(features_ND.nbytes / 2**30, 3),
+                "peak_gpu_memory_gb": (
+                    round(torch.cuda.max_memory_allocated() / 2**30, 2) if on_gpu else None
+                ),
                 "wrong": float((given_N != true_N).mean()),
                 "rate": scores.noise.rate,
             }
@@ -355,6 +360,7 @@ def main() -> None:
     command = commands.add_parser("growth")
     command.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000])
     command.add_argument("--classes", type=int, default=100)
+    command.add_argument("--device", default="cpu")
     command.add_argument("--out", type=Path)
     command.set_defaults(run=growth)
     command = commands.add_parser("robust")

@@ -1,6 +1,7 @@
 """Time of one step and of the passes without gradients: plain, captured, compiled, and all of it.
 
-    python benchmarks/step.py [--preset NAME] [--size 32] [--images 50000] [--out FILE.json]
+    python benchmarks/step.py [--preset NAME] [--size 32] [--images 50000]
+        [--variants plain "compiled and captured"] [--out FILE.json]
 
 The images are random, since only the time counts. Times are medians over rounds in which the
 variants take turns. The table also shows the throughput (operations counted on the network) and
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=20, help="in a round")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
@@ -75,7 +77,8 @@ def main() -> None:
     first_call: dict[str, float] = {}
     with isolated_torch():
         trainers = {}
-        for name, (accelerate, captured) in VARIANTS.items():
+        for name in args.variants:
+            accelerate, captured = VARIANTS[name]
             values = {"accelerate": accelerate, "corrupt": None, "device": args.device}
             settings = request(args.preset, None, values).settings("default")
             with nullcontext() if captured else uncaptured():
@@ -200,20 +203,21 @@ def report(
     ceiling: float | None,
 ) -> list[dict[str, Any]]:
     rows = []
-    print(f"{'':16} {'':22} {'ms':>9} {'× plain':>8} {'TFLOP/s':>8}")
+    first = next(iter(times))
+    print(f"{'':16} {'':22} {'ms':>9} {f'× {first}':>8} {'TFLOP/s':>8}")
     for part in flops:
         for name, of in times.items():
             row = {
                 "part": part,
                 "variant": name,
                 "milliseconds": of[part],
-                "times_plain": times["plain"][part] / of[part],
+                f"times_{first}": times[first][part] / of[part],
                 "tflops": flops[part] / of[part] / 1e9,
                 "seconds_until_ready": first_call[name],
             }
             rows.append(row)
             print(
-                f"{part:16} {name:22} {row['milliseconds']:9.3f} {row['times_plain']:8.2f} "
+                f"{part:16} {name:22} {row['milliseconds']:9.3f} {row[f'times_{first}']:8.2f} "
                 f"{row['tflops']:8.1f}"
             )
     if ceiling:
