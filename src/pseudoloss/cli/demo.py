@@ -15,6 +15,7 @@ from pseudoloss.config import Settings
 from pseudoloss.engine.training import train
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_json
+from pseudoloss.interrupts import renamed
 from pseudoloss.presets import PRESETS
 from pseudoloss.runs import RunFolder
 
@@ -43,11 +44,10 @@ def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
         runs = {
             method: train("digits", folder / method, method=method, **options) for method in METHODS
         }
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         place = shlex.quote(str(folder))
-        raise KeyboardInterrupt(
-            f"interrupted; resume with: pseudoloss demo --out {place} --resume"
-        ) from None
+        text = f"interrupted; resume with: pseudoloss demo --out {place} --resume"
+        raise renamed(error, text) from None
     summary = {"audit": found, "methods": {method: run.summary for method, run in runs.items()}}
     write_json(folder / "summary.json", summary)
     write_picture(folder / "demo.svg", runs, METHODS)
