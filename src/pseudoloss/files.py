@@ -122,17 +122,21 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (to_json(value, indent=2) + "\n").encode())
 
 
-def write_record(path: Path, value: Mapping[str, Any]) -> None:
+def write_checked(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with a checksum of its content."""
-    write_json(path, {**value, CHECKSUM: _checksum_of(json.loads(to_json(value)))})
+    write_json(path, with_checksum(json.loads(to_json(value))))
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A JSON object that `write_record` wrote, without its checksum; ValueError if damaged."""
-    return checked(json.loads(path.read_text(encoding="utf-8")))
+def read_checked(path: Path) -> dict[str, Any]:
+    """A JSON object that `write_checked` wrote, without its checksum; ValueError if damaged."""
+    return without_checksum(json.loads(path.read_text(encoding="utf-8")))
 
 
-def checked(value: Any) -> dict[str, Any]:
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**value, CHECKSUM: _checksum_of(value)}
+
+
+def without_checksum(value: Any) -> dict[str, Any]:
     """A JSON object without its checksum; ValueError if that is wrong. Files of older versions have
     none."""
     if not isinstance(value, dict):

@@ -22,15 +22,15 @@ from pseudoloss.errors import BusyError, InputError, TrainingError, first_line, 
 from pseudoloss.files import (
     as_path,
     from_safetensors,
+    read_checked,
     read_header,
-    read_record,
     remove_drafts,
     to_json,
     verify,
     write_atomically,
     write_bytes,
+    write_checked,
     write_json,
-    write_record,
 )
 from pseudoloss.inference.model import Model, load_model, make_model
 from pseudoloss.labels.table import read_labels, write_csv, write_labels
@@ -80,7 +80,7 @@ def load(path: str | Path, device: str = "cpu") -> Run:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
     folder.refuse_unfinished()
     try:
-        summary = _upgrade(read_record(folder.summary))
+        summary = _upgrade(read_checked(folder.summary))
         labels = read_labels(folder.path)
         rows = summary["images"] + summary.get("held_out", 0)
         if len(labels) != rows:
@@ -249,7 +249,7 @@ class RunFolder:
         it was written."""
         try:
             if self.finished:
-                return int(read_record(self.summary)["epochs"])
+                return int(read_checked(self.summary)["epochs"])
             return int(json.loads(self.labels_record.read_text(encoding="utf-8"))["epoch"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -274,7 +274,7 @@ class RunFolder:
             return None
         self.refuse_audit()
         try:
-            config = read_record(self.config)
+            config = read_checked(self.config)
             return Recorded(
                 source=config["source"],
                 settings=Settings(**upgrade_settings(config["settings"])),
@@ -382,7 +382,7 @@ class RunFolder:
                 "fingerprint": data.fingerprint(),
             },
         }
-        write_record(self.config, config)
+        write_checked(self.config, config)
 
     def list_skipped(self, skipped: Sequence[Skipped]) -> None:
         """Write skipped.csv if files were skipped; delete it if none are any more."""

@@ -16,7 +16,7 @@ from pseudoloss.engine.resuming import Record, restore
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.writer import Writer
 from pseudoloss.errors import TrainingError
-from pseudoloss.files import write_record
+from pseudoloss.files import write_checked
 from pseudoloss.interrupts import Stop, deferred
 from pseudoloss.labels.table import ACTIONS
 from pseudoloss.progress import SilentReporter
@@ -353,7 +353,7 @@ def finish(
             if record.best_epoch is not None and lost is None:
                 folder.publish_best(record.best_epoch)
             folder.write_final_table(labels)
-            write_record(folder.summary, run.summary | {METRICS: folder.metrics_checksum()})
+            write_checked(folder.summary, run.summary | {METRICS: folder.metrics_checksum()})
             folder.tidy(record.best_epoch)
     if run.finished:
         trainer.reporter.say(messages.conclusion(run.summary, run.path))
