@@ -64,7 +64,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):  # a draft must not keep a full disk full
             draft.unlink()
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)  # a failed write of an open file does not name it
         raise
 

@@ -263,9 +263,8 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: cannot be read ({reason(error)})") from None
     try:
-        values = (
-            without_checksum(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
-        )
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values = without_checksum(values) if isinstance(values, dict) else values
     except (ValueError, RecursionError) as error:
         raise InputError(f"--config {path}: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):

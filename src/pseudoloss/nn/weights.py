@@ -85,10 +85,11 @@ def _named_tensors(path: Path, where: str) -> dict[str, Tensor]:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError:  # torch advises to load it without weights_only, which runs any code
+    except UnpicklingError:  # torch would advise to load it with weights_only=False
         raise InputError(
-            f"{where}: refused: it holds more than tensors, and loading that would run code from "
-            "the file. Ask for a .safetensors file, or for one with nothing but a state_dict"
+            f"{where}: not a file of weights: it is damaged, or holds more than tensors, and "
+            "loading that could run code from the file. Use a .safetensors file, or one with "
+            "nothing but a state_dict"
         ) from None
     except Exception as error:  # a damaged file can raise anything
         raise InputError(f"{where}: not a file of weights ({first_line(error)})") from None
