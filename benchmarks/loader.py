@@ -188,7 +188,7 @@ def epochs(workers: int, quick: bool) -> tuple[Callable[[], None], Callable[[int
             trainer.method.ema,
             LoaderViews(batches),  # type: ignore[arg-type]
             trainer.state,
-            trainer.loss_sum,
+            trainer.tally,
             trainer.accelerate,
             notice,
             lambda: None,

@@ -1,9 +1,12 @@
 """Paths, and files that are written completely or not at all.
 
 Every write goes to a draft first, which then replaces the file. If the process is killed, the old
-file is still there. Importing this module does not load torch.
+file is still there; if the disk is full, no draft is left. Files of tensors and JSON records carry
+a checksum, which is verified when they are read. Importing this module does not load torch.
 """
 
+import contextlib
+import hashlib
 import json
 import math
 import os
@@ -11,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pseudoloss.errors import InputError, cannot_write, reason
 
@@ -53,10 +56,37 @@ def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a draft next to `path`, then replace `path` by it in one step."""
     draft = path.with_name(f".{path.name}.draft")
-    write(draft)
-    with draft.open("rb") as file:
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        write(draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a draft must not keep a full disk full
+            draft.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # a failed write of an open file does not name it
+        raise
+
+
+def keep_as(path: Path, name: Path) -> None:
+    """Keep the present content of `path` under another name when `path` is replaced. At every
+    moment the file exists under `path`, where the file system has hard links."""
+    draft = name.with_name(f".{name.name}.draft")
+    draft.unlink(missing_ok=True)
+    try:
+        os.link(path, draft)
+    except OSError:
+        path.replace(name)
+    else:
+        draft.replace(name)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what a process that was killed while writing has left."""
+    for draft in folder.glob(".*.draft"):
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -85,9 +115,46 @@ def new_folder(path: Path, flag: str = "--out") -> Iterator[Path]:
 
 # ----------------------------------------------------------------------------------------- JSON
 
+CHECKSUM = "checksum"  # the key of the SHA-256 in records and in files of tensors
+
 
 def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (to_json(value, indent=2) + "\n").encode())
+
+
+def write_checked(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with a checksum of its content."""
+    write_json(path, with_checksum(json.loads(to_json(value))))
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """A JSON object that `write_checked` wrote, without its checksum; ValueError if damaged."""
+    return without_checksum(json.loads(path.read_text(encoding="utf-8")))
+
+
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**value, CHECKSUM: _checksum_of(value)}
+
+
+def without_checksum(value: Any) -> dict[str, Any]:
+    """A JSON object without its checksum; ValueError if that is wrong. Files of older versions have
+    none."""
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    content = dict(value)
+    found = content.pop(CHECKSUM, None)
+    if found is not None and found != _checksum_of(content):
+        raise ValueError(
+            "it is not as it was written: its checksum is wrong. If you changed it on purpose, "
+            f'remove "{CHECKSUM}" from it'
+        )
+    return content
+
+
+def _checksum_of(value: Mapping[str, Any]) -> str:
+    """Of the values; spaces and the order of keys do not count."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -108,6 +175,8 @@ def _without_nan(value: Any) -> Any:
 # --------------------------------------------------------------------------------------- tensors
 
 RECORD = "pseudoloss"  # the key of our JSON record in the metadata of a safetensors file
+BLANK = "0" * 64  # stands for the checksum while it is computed
+HEADER_LIMIT = 100_000_000  # bytes, that of the safetensors library
 DTYPES = {  # the names of torch, and those of the file format
     "float64": "F64",
     "float32": "F32",
@@ -124,8 +193,8 @@ DTYPES = {  # the names of torch, and those of the file format
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, "Tensor"], record: Any) -> None:
-    """Write tensors of any layout and device, with a JSON record in the header. Equal content gives
-    equal bytes.
+    """Write tensors of any layout and device, with a JSON record and a checksum of the whole file
+    in the header. Equal content gives equal bytes.
 
     We do not use the writers of the safetensors library: one builds the whole file in memory while
     it holds the interpreter lock, the other chooses its own draft, permissions and errors.
@@ -136,7 +205,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, "Tensor"], record: Any) 
         name: tensor.detach().to("cpu").contiguous().flatten()
         for name, tensor in sorted(tensors.items(), key=_widest_first)
     }
-    header: dict[str, Any] = {"__metadata__": {RECORD: to_json(record)}}
+    header: dict[str, Any] = {"__metadata__": {CHECKSUM: BLANK, RECORD: to_json(record)}}
     end = 0
     for name, flat in flat_tensors.items():
         start, end = end, end + flat.nbytes
@@ -147,12 +216,18 @@ def write_safetensors(path: Path, tensors: Mapping[str, "Tensor"], record: Any) 
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
 
     def write(draft: Path) -> None:
+        digest = hashlib.sha256(head)
         with draft.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(head)
             for flat in flat_tensors.values():
-                file.write(flat.view(torch.uint8).numpy().data)
+                data = flat.view(torch.uint8).numpy().data
+                digest.update(data)
+                file.write(data)
+            file.seek(head.index(BLANK.encode()))
+            file.write(digest.hexdigest().encode())
 
     write_atomically(path, write)
 
@@ -164,9 +239,10 @@ def _widest_first(item: tuple[str, "Tensor"]) -> tuple[int, str]:
 
 def from_safetensors(path: Path, prefix: str = "") -> tuple[dict[str, "Tensor"], Any]:
     """The tensors (those whose names start with `prefix`) and the record of a file that
-    `write_safetensors` wrote; ValueError for any other file."""
+    `write_safetensors` wrote; ValueError for any other file, and for one that is damaged."""
     from safetensors import SafetensorError, safe_open
 
+    verify(path)
     try:
         with safe_open(path, "pt", device="cpu") as file:
             record = (file.metadata() or {}).get(RECORD)
@@ -177,3 +253,56 @@ def from_safetensors(path: Path, prefix: str = "") -> tuple[dict[str, "Tensor"],
     if record is None:
         raise ValueError("it was not written by pseudoloss")
     return tensors, json.loads(record)
+
+
+def verify(path: Path) -> bool:
+    """Compare a file of tensors with its checksum; ValueError if it is damaged. False: it has no
+    checksum, like those of older versions and of other programs."""
+    try:
+        with path.open("rb") as file:
+            head, metadata = _header_of(file)
+            found = metadata.get(CHECKSUM)
+            if found is None and not metadata.keys() - {RECORD, "format"}:
+                return False
+            if not isinstance(found, str) or len(found) != len(BLANK):
+                return _refuse_foreign(metadata)
+            digest = hashlib.sha256(head.replace(found.encode(), BLANK.encode(), 1))
+            while block := file.read(2**20):
+                digest.update(block)
+    except OSError as error:
+        raise ValueError(reason(error)) from None
+    if digest.hexdigest() != found:
+        raise ValueError("it is damaged: its checksum is wrong")
+    return True
+
+
+def read_header(path: Path) -> Any:
+    """The record of a file of tensors, without a look at those; ValueError if there is none."""
+    try:
+        with path.open("rb") as file:
+            return json.loads(_header_of(file)[1][RECORD])
+    except (OSError, KeyError, TypeError) as error:
+        raise ValueError(reason(error)) from None
+
+
+def _header_of(file: BinaryIO) -> tuple[bytes, dict[str, Any]]:
+    """The bytes before the tensors, and the metadata in them; ValueError if they are damaged."""
+    size = file.read(8)
+    length = int.from_bytes(size, "little")
+    if len(size) < 8 or length > HEADER_LIMIT:
+        raise ValueError("it is no file of tensors, or damaged")
+    text = file.read(length)
+    try:
+        metadata = json.loads(text).get("__metadata__", {})
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError("it is no file of tensors, or damaged") from None
+    if not isinstance(metadata, dict):
+        raise ValueError("it is no file of tensors, or damaged")
+    return size + text, metadata
+
+
+def _refuse_foreign(metadata: Mapping[str, Any]) -> bool:
+    """Our files have no other metadata; those of other programs have any, but not our record."""
+    if RECORD in metadata:
+        raise ValueError("it is damaged: its header is not as it was written")
+    return False

@@ -23,7 +23,7 @@ from pseudoloss.config import (
     upgrade_settings,
 )
 from pseudoloss.errors import InputError, name_hint, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, without_checksum
 from pseudoloss.reading import READ_OPTIONS
 
 _DIGITS: dict[str, Any] = {
@@ -264,7 +264,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path}: cannot be read ({reason(error)})") from None
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+        values = without_checksum(values) if isinstance(values, dict) else values
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--config {path}: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
         raise InputError(f"--config {path}: must hold names and values")

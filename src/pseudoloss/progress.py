@@ -1,12 +1,14 @@
 """Terminal output of long-running work: a progress bar, lines of text, notices."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from pseudoloss.interrupts import tell
 
 
 class Reporter(AbstractContextManager["Reporter"], Protocol):
@@ -49,6 +51,7 @@ class TerminalReporter(Reporter):
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console.on_broken_pipe = self._stop_printing  # type: ignore[method-assign]
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -69,13 +72,25 @@ class TerminalReporter(Reporter):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.bar.stop()
+        with suppress(OSError):
+            self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.bar.console.print(escape(text))
+        self._print(escape(text))
 
     def notice(self, text: str) -> None:
-        self.bar.console.print(f"[yellow]notice:[/yellow] {escape(text)}")
+        self._print(f"[yellow]notice:[/yellow] {escape(text)}")
+
+    def _print(self, text: str) -> None:
+        try:
+            self.bar.console.print(text)
+        except OSError:  # a full disk, or a terminal that was closed
+            self._stop_printing()
+
+    def _stop_printing(self) -> None:
+        """Go on in silence: a night of training is worth more than what it prints."""
+        self.console.quiet = True
+        tell("the output cannot be written; the work goes on without it")
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.bar.update(self.task, completed=done, total=total, description=escape(what))

@@ -1,8 +1,10 @@
 """A run: its folder, and what the user gets."""
 
 import contextlib
+import hashlib
 import json
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +18,18 @@ from torch import Tensor
 
 from pseudoloss.config import Settings, as_json, upgrade_settings
 from pseudoloss.data import Data, ReadOptions, Skipped
-from pseudoloss.errors import BusyError, InputError, TrainingError
+from pseudoloss.errors import BusyError, InputError, TrainingError, first_line, reason
 from pseudoloss.files import (
     as_path,
     from_safetensors,
+    read_checked,
+    read_header,
+    remove_drafts,
     to_json,
+    verify,
     write_atomically,
     write_bytes,
+    write_checked,
     write_json,
 )
 from pseudoloss.inference.model import Model, load_model, make_model
@@ -35,6 +42,7 @@ try:
 except ImportError:  # not on this system: two processes are not kept apart
     fcntl = None  # type: ignore[assignment]
 
+METRICS = "metrics_checksum"  # the key in summary.json of the SHA-256 of metrics.jsonl
 NETWORKS = "networks."  # the names of the weights in a checkpoint start with this and their role
 
 
@@ -72,17 +80,24 @@ def load(path: str | Path, device: str = "cpu") -> Run:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
     folder.refuse_unfinished()
     try:
-        summary = _upgrade(json.loads(folder.summary.read_text(encoding="utf-8")))
+        summary = _upgrade(read_checked(folder.summary))
         labels = read_labels(folder.path)
         rows = summary["images"] + summary.get("held_out", 0)
         if len(labels) != rows:
             raise ValueError(f"labels.csv has {len(labels)} rows, not {rows}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: the folder of the run is damaged ({error})") from None
+        metrics = folder.metrics()
+        if len(metrics) != summary["epochs"]:
+            raise ValueError(
+                f"metrics.jsonl has {len(metrics)} readable epochs, not {summary['epochs']}"
+            )
+        if summary.pop(METRICS, None) not in (None, folder.metrics_checksum()):
+            raise ValueError("metrics.jsonl was changed since it was written")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: the folder of the run is damaged ({reason(error)})") from None
     return Run(
         settings=recorded.settings,
         labels=labels,
-        metrics=pd.DataFrame(folder.metrics()),
+        metrics=pd.DataFrame(metrics),
         summary=summary,
         model=load_model(folder.path / "model.safetensors", choose_device(device)),
         path=folder.path,
@@ -151,9 +166,10 @@ def _model_so_far(
     except (OSError, TypeError, ValueError, KeyError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{folder.checkpoint}: cannot be read ({reason})") from None
+        raise InputError(f"{folder.checkpoint}: cannot be read ({first_line(error)})") from None
     of = f"epoch {epoch} of {recorded.settings.epochs}"
+    if not best and record.get("inside") is not None:
+        of = f"the middle of epoch {epoch + 1} of {recorded.settings.epochs}"
     notice(f"{folder.path}: the run is not finished; this is the model of {of}")
     return model
 
@@ -204,6 +220,20 @@ class RunFolder:
         return self.path / "checkpoint" / "last.safetensors"
 
     @property
+    def previous(self) -> Path:
+        """The checkpoint before the last one."""
+        return self.path / "checkpoint" / "previous.safetensors"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.checkpoint.exists() or self.previous.exists()
+
+    @property
+    def checkpointed(self) -> Path:
+        """An empty file, from the first checkpoint on: one that is missing later was lost."""
+        return self.path / ".checkpointed"
+
+    @property
     def finished(self) -> bool:
         """The summary is written last of all."""
         return self.summary.exists()
@@ -219,7 +249,7 @@ class RunFolder:
         it was written."""
         try:
             if self.finished:
-                return int(json.loads(self.summary.read_text(encoding="utf-8"))["epochs"])
+                return int(read_checked(self.summary)["epochs"])
             return int(json.loads(self.labels_record.read_text(encoding="utf-8"))["epoch"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -244,7 +274,7 @@ class RunFolder:
             return None
         self.refuse_audit()
         try:
-            config = json.loads(self.config.read_text(encoding="utf-8"))
+            config = read_checked(self.config)
             return Recorded(
                 source=config["source"],
                 settings=Settings(**upgrade_settings(config["settings"])),
@@ -252,14 +282,15 @@ class RunFolder:
                 options=ReadOptions(**config.get("reading", {})),
                 from_python=config.get("from_python", False) is True,
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.config}: not the config.json of a run ({error})") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            why = reason(error)
+            raise InputError(f"{self.config}: not the config.json of a run ({why})") from None
 
     def refuse_audit(self) -> None:
         """An audit has no model."""
         try:
             kind = json.loads(self.config.read_text(encoding="utf-8")).get("kind")
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             return  # `recorded` says what is wrong
         if kind == "audit":
             raise InputError(
@@ -294,6 +325,8 @@ class RunFolder:
         """Create the folder if needed, and keep other processes out of it. The lock ends with the
         process, however that ends."""
         with lock_folder(self.path, self.checkpoint.parent):
+            for folder in (self.path, self.checkpoint.parent):
+                remove_drafts(folder)
             yield
 
     @property
@@ -317,9 +350,11 @@ class RunFolder:
         try:
             yield
         except OSError as error:
+            file = Path(error.filename or self.path).name
             raise TrainingError(
-                f"--out {self.path}: cannot be written ({error.strerror or error}); "
-                "then --resume continues from the last checkpoint"
+                f"--out {self.path}: cannot be written ({error.strerror or error}) at {file}; make "
+                f"room or repair it, then {resume_command(self.path)} continues from the last "
+                "checkpoint"
             ) from error
 
     def create(
@@ -347,7 +382,7 @@ class RunFolder:
                 "fingerprint": data.fingerprint(),
             },
         }
-        write_json(self.config, config)
+        write_checked(self.config, config)
 
     def list_skipped(self, skipped: Sequence[Skipped]) -> None:
         """Write skipped.csv if files were skipped; delete it if none are any more."""
@@ -373,10 +408,13 @@ class RunFolder:
             lines.append(line)
         return lines
 
-    def keep_metrics(self, epochs: int) -> None:
-        """Drop the lines of epochs that will be repeated."""
-        lines = [to_json(line) + "\n" for line in self.metrics()[:epochs]]
-        write_bytes(self.path / "metrics.jsonl", "".join(lines).encode())
+    def write_metrics(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write metrics.jsonl anew: without the lines of epochs that will be repeated."""
+        text = "".join(to_json(line) + "\n" for line in lines)
+        write_bytes(self.path / "metrics.jsonl", text.encode())
+
+    def metrics_checksum(self) -> str:
+        return hashlib.sha256((self.path / "metrics.jsonl").read_bytes()).hexdigest()
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -385,12 +423,41 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def forget_other_bests(self, epoch: int | None) -> None:
+        """Remove the models of all epochs but this one, and that to which the previous checkpoint
+        refers."""
+        kept = {epoch}
+        with contextlib.suppress(ValueError, AttributeError):
+            kept.add(read_header(self.previous).get("best_epoch"))
         for path in self.checkpoint.parent.glob("best-*.safetensors"):
-            if epoch is None or path != self.best(epoch):
+            if path not in {self.best(number) for number in kept if number is not None}:
                 path.unlink()
+
+    def lost_best(self, epoch: int | None) -> str | None:
+        """Why the model of the best epoch cannot be used."""
+        if epoch is not None:
+            try:
+                verify(self.best(epoch))
+            except ValueError as error:
+                return f"{self.best(epoch)}: {error}"
+        return None
 
     def publish_best(self, epoch: int) -> None:
         write_bytes(self.path / "best.safetensors", self.best(epoch).read_bytes())
+
+    def tidy(self, best_epoch: int | None) -> None:
+        """Of a finished run: remove what only an unfinished one needs."""
+        for path in (self.previous, self.damaged, self.checkpointed):
+            path.unlink(missing_ok=True)
+        self.forget_other_bests(best_epoch)
+
+    @property
+    def damaged(self) -> Path:
+        """A checkpoint that could not be read, and instead of which the one before was used."""
+        return self.path / "checkpoint" / "damaged.safetensors"
+
+
+def resume_command(path: Path) -> str:
+    return f"pseudoloss train --out {shlex.quote(str(path))} --resume"
 
 
 @contextmanager

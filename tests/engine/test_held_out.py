@@ -227,7 +227,7 @@ def test_their_true_labels_are_not_used(tiny_settings):
 
 
 @pytest.mark.parametrize("noise_metric", ["loss", "kl"])
-@pytest.mark.parametrize("moment", ["write_final_table", "write_json"])
+@pytest.mark.parametrize("moment", ["write_final_table", "write_checked"])
 def test_interrupted_while_the_results_are_written(
     tmp_path, tiny_settings, monkeypatch, noise_metric, moment
 ):
@@ -239,7 +239,7 @@ def test_interrupted_while_the_results_are_written(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop if moment == "write_json" else RunFolder, moment, crash)
+        patch.setattr(loop if moment == "write_checked" else RunFolder, moment, crash)
         with pytest.raises(KeyboardInterrupt):
             pl.train(data, tmp_path / "broken", **settings)
     pl.train(data, tmp_path / "broken", resume=True, **settings)

@@ -16,6 +16,7 @@ from processes import FLAGS
 from pseudoloss.engine import checkpoint
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
+from pseudoloss.files import read_checked
 from pseudoloss.runs import RunFolder
 
 # ------------------------------------------------------------------------------- real processes
@@ -321,7 +322,7 @@ def test_a_file_of_labels_may_have_moved(tmp_path, tiny_source, tiny_settings):
 
 
 def test_published_weights_are_not_downloaded_again(stopped, tiny_source):
-    config = json.loads((stopped / "config.json").read_text())
+    config = read_checked(stopped / "config.json")
     config["settings"]["weights"] = "pretrained"  # refused for our own networks, were it used
     (stopped / "config.json").write_text(json.dumps(config))
     assert pl.train(tiny_source, out=stopped, resume=True, quiet=True).finished

@@ -12,7 +12,7 @@ from pseudoloss import runs
 from pseudoloss.config import PLSSettings
 from pseudoloss.engine import loop
 from pseudoloss.errors import InputError
-from pseudoloss.files import from_safetensors, write_safetensors
+from pseudoloss.files import from_safetensors, read_checked, write_safetensors
 from pseudoloss.labels.table import read_labels
 from pseudoloss.runs import RunFolder, open_model
 
@@ -230,7 +230,7 @@ OLD_SETTINGS = {
 
 def make_old(finished, **changes):
     """Rewrite a run folder as version 0.1 would have written it."""
-    config = json.loads((finished / "config.json").read_text())
+    config = read_checked(finished / "config.json")
     config["pseudoloss"], config["settings"] = "0.1.0", OLD_SETTINGS | changes
     (finished / "config.json").write_text(json.dumps(config))
 
@@ -238,7 +238,8 @@ def make_old(finished, **changes):
     table["action"] = table["action"].replace("review", "look")
     table.to_csv(finished / "labels.csv", index=False)
 
-    summary = json.loads((finished / "summary.json").read_text())
+    summary = read_checked(finished / "summary.json")
+    del summary["metrics_checksum"]
     summary["guesses"] = summary.pop("pseudo_labels")
     summary["actions"]["look"] = summary["actions"].pop("review")
     (finished / "summary.json").write_text(json.dumps(summary))

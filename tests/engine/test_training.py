@@ -14,6 +14,7 @@ from conftest import make_images
 from pseudoloss.data import Data, arrays, corrupt
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.files import read_checked
 from pseudoloss.labels.table import TRUTH
 
 # --------------------------------------------------------------------------------- the run folder
@@ -28,7 +29,8 @@ def test_what_is_in_a_run_folder(tiny_run):
         *("config.json", "metrics.jsonl", "summary.json", "labels.csv", "labels.parquet"),
         *("model.safetensors", "best.safetensors", "checkpoint", ".lock"),
     }
-    summary = json.loads((out / "summary.json").read_text())
+    summary = read_checked(out / "summary.json")
+    assert len(summary.pop("metrics_checksum")) == 64
     assert summary == json.loads(json.dumps(tiny_run.summary))
     assert set(summary["accuracy"]) == ACCURACY
     recalls = {"recall", "recall_in", "recall_out"}

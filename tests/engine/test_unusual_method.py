@@ -1,5 +1,8 @@
 """The engine does what the contract of methods/base.py says, with the toy method."""
 
+import signal
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -20,8 +23,10 @@ from pseudoloss.engine.fitting import measure_pace
 from pseudoloss.engine.randomness import stream_seed
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors
+from pseudoloss.interrupts import Interrupted
 from pseudoloss.methods.base import tensors_of
 from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS
+from pseudoloss.progress import SilentReporter
 
 EPOCHS = 5
 SETTINGS = TINY | {"method": "ce", "epochs": EPOCHS, "warmup": 1, "device": "cpu"}
@@ -91,6 +96,27 @@ def test_it_trains_and_resumes_bit_for_bit(toys, tmp_path, more):
     assert [line["phase"] for line in lines] == ["first"] * 2 + ["second"] * 3
     assert [line["lr"] for line in lines[2:]] == pytest.approx([0.01, 0.005, 0.01 / 3])
     assert whole.labels["trust"].between(0, 1).all()
+
+
+def test_it_resumes_in_the_middle_of_an_epoch(toys, tmp_path, monkeypatch):
+    """Also between the two kinds of steps of an epoch, whose streams come from masks."""
+    pl.train(make_source(), tmp_path / "whole", quiet=True, **SETTINGS)
+    taken = []
+
+    def step(reporter):
+        taken.append(1)
+        if len(taken) % 2 == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(SilentReporter, "step", step)
+    starts, finished = 0, False
+    while not finished:
+        starts += 1
+        with suppress(Interrupted):
+            pl.train(make_source(), tmp_path / "broken", quiet=True, resume=True, **SETTINGS)
+            finished = True
+    assert starts > 2 * EPOCHS
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_all_of_its_state_is_in_the_checkpoint(toys, tmp_path):

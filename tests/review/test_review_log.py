@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pseudoloss.errors import BusyError, InputError
+from pseudoloss.files import with_checksum
 from pseudoloss.labels.reviewed import DECISIONS, Decision, parse_line
 from pseudoloss.review import log as module
 from pseudoloss.review.log import DecisionLog
@@ -80,7 +81,7 @@ def test_a_cut_line_is_dropped_and_does_not_run_into_the_next(found, data):
 
 def test_lines_are_the_documented_objects(path):
     write(path, ONE)
-    assert json.loads(path.read_text()) == asdict(ONE)
+    assert json.loads(path.read_text()) == with_checksum(asdict(ONE))
     assert list(asdict(ONE)) == [
         "index",
         "part",
@@ -161,5 +162,5 @@ def test_it_is_on_disk_before_append_returns(path, monkeypatch):
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(path.read_bytes()), real(file)))
     log.append([ONE])
-    assert [json.loads(content) for content in synced] == [asdict(ONE)]
+    assert [json.loads(content) for content in synced] == [with_checksum(asdict(ONE))]
     log.close()

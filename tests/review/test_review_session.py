@@ -258,6 +258,7 @@ def test_a_line_has_all_fields(opened_review):
     opened_review.decide([wish(opened_review, 2, "relabel", "cat & dog")], by="Ann")
     (line,) = lines_of(opened_review.log.path.parent)
     assert line.pop("time").startswith("20")
+    assert len(line.pop("checksum")) == 64
     assert line == {
         "index": 2,
         "part": "train",
@@ -327,6 +328,7 @@ def test_a_wrong_decision_is_refused_with_all_others(opened_review, changes, mes
 def test_decisions_about_other_rows_and_labels_are_not_used(opened_review):
     opened_review.decide([wish(opened_review, 2, "keep")])
     (line,) = lines_of(opened_review.log.path.parent)
+    del line["checksum"]
     wrong = [{"index": 60}, {"index": -1}, {"index": 2**70}, {"part": "val"}, {"given_label": "x"}]
     path = opened_review.log.path
     path.write_text("".join(json.dumps(line | change) + "\n" for change in [{}, *wrong]))

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ import pandas as pd
 from pseudoloss import runs
 from pseudoloss.data import Skipped
 from pseudoloss.errors import InputError, TrainingError, reason
-from pseudoloss.files import as_path, write_atomically, write_json
+from pseudoloss.files import as_path, read_checked, write_atomically, write_checked
 from pseudoloss.labels.table import read_labels, write_labels
 from pseudoloss.runs import Run, lock_folder
 
@@ -87,7 +88,7 @@ class AuditFolder:
         """Whether config.json is that of an audit."""
         try:
             return bool(json.loads(self.config.read_text(encoding="utf-8"))["kind"] == KIND)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def recorded(self) -> dict[str, Any] | None:
@@ -95,11 +96,11 @@ class AuditFolder:
         if not self.config.exists():
             return None
         try:
-            config: dict[str, Any] = json.loads(self.config.read_text(encoding="utf-8"))
+            config = read_checked(self.config)
             if config["kind"] != KIND:
                 raise ValueError("it is of another kind")
             return config
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f"{self.config}: not the config.json of an audit ({reason(error)})"
             ) from None
@@ -154,7 +155,7 @@ class AuditFolder:
     def write(self, audit: Audit, config: dict[str, Any], skipped: Sequence[Skipped]) -> None:
         """Write all results, summary.json last."""
         with self.writing():
-            write_json(self.config, config)
+            write_checked(self.config, config)
             write_labels(audit.labels, self.path)
             _write_array(self.file("pred_probs.npy"), audit.pred_probs)
             write_atomically(
@@ -169,7 +170,7 @@ class AuditFolder:
                 )
             else:
                 self.file("skipped.csv").unlink(missing_ok=True)
-            write_json(self.summary, audit.summary)
+            write_checked(self.summary, audit.summary)
 
 
 def load(path: str | Path, device: str = "cpu") -> Run | Audit:
@@ -188,7 +189,7 @@ def load_audit(path: str | Path) -> Audit:
     if not folder.finished:
         raise InputError(f"{path}: the audit is not finished; run the same command again")
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = read_checked(folder.summary)
         labels = read_labels(folder.path)
         pred_probs = np.load(folder.file("pred_probs.npy"), "r", allow_pickle=False)
         classes = tuple(config["classes"])
@@ -204,7 +205,7 @@ def load_audit(path: str | Path) -> Audit:
         )
         with np.load(folder.file("examples.npz"), allow_pickle=False) as archive:
             examples = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
         raise InputError(f"{path}: the folder of the audit is damaged ({error})") from None
     return Audit(labels, summary, pred_probs, classes, duplicates, examples, folder.path)
 

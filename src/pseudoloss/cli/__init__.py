@@ -7,6 +7,8 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from pseudoloss.cli import (
     apply,
@@ -24,7 +26,8 @@ from pseudoloss.cli import (
     train,
 )
 from pseudoloss.cli.train import train_parser as train_parser
-from pseudoloss.errors import InputError, TrainingError, name_hint
+from pseudoloss.errors import InputError, TrainingError, name_hint, reason
+from pseudoloss.interrupts import exit_code, raised
 from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -49,34 +52,52 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code (see `overview`)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # closed, as by `>&-`
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # for terminals that cannot show × or –
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    if given[:1] == ["help"]:  # pseudoloss help train
-        given = [*given[1:], "--help"]
-    if not given or given[0] in ("-h", "--help"):
-        print(overview())
-        return 0
-    if given[0] == "--version":
-        print(f"pseudoloss {__version__}")
-        return 0
     try:
-        if given[0].startswith("-"):
-            raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
-        if given[0] not in COMMANDS:
-            raise InputError(f"{given[0]}: no such command{name_hint(given[0], COMMANDS)}")
-        COMMANDS[given[0]](given[1:])
-        sys.stdout.flush()
+        with raised():
+            try:
+                _run(given)
+            finally:  # also after --help, which exits
+                sys.stdout.flush()
         return 0
     except InputError as error:
         return complain(str(error), WRONG_INPUT)
     except TrainingError as error:
         return complain(str(error), FAILED)
-    except KeyboardInterrupt as interrupt:
-        return complain(str(interrupt) or "interrupted", INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return complain(str(error) or "interrupted; run the same command again", exit_code(error))
     except BrokenPipeError:  # the reader of the output has closed it, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:  # most likely the disk of the output is full
+        _drop_output()
+        file = error.filename or "standard output"
+        return complain(f"{file}: cannot be read or written ({reason(error)})", FAILED)
+
+
+def _run(given: list[str]) -> None:
+    if given[:1] == ["help"]:  # pseudoloss help train
+        given = [*given[1:], "--help"]
+    if not given or given[0] in ("-h", "--help"):
+        print(overview())
+    elif given[0] == "--version":
+        print(f"pseudoloss {__version__}")
+    elif given[0].startswith("-"):
+        raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
+    elif given[0] not in COMMANDS:
+        raise InputError(f"{given[0]}: no such command{name_hint(given[0], COMMANDS)}")
+    else:
+        COMMANDS[given[0]](given[1:])
+
+
+def _drop_output() -> None:
+    """Let what is still to be written to standard output vanish, or Python would try it again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def overview() -> str:
@@ -97,7 +118,7 @@ def overview() -> str:
         "  0    success",
         f"  {FAILED}    training or an export failed",
         f"  {WRONG_INPUT}    wrong input: the message names the option, file or row",
-        f"  {INTERRUPTED}  interrupted",
+        f"  {INTERRUPTED}  interrupted by Ctrl-C; another signal: 128 and its number (SIGTERM 143)",
         "",
         "pseudoloss COMMAND --help describes a command. Start with: pseudoloss demo",
     ]
@@ -106,8 +127,9 @@ def overview() -> str:
 
 def complain(text: str, code: int) -> int:
     """Print an error in one line and return the exit code."""
-    kind = "error: " if code != INTERRUPTED else ""
-    print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
+    kind = "error: " if code < 128 else ""
+    with suppress(OSError):  # the terminal may be gone
+        print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
     return code
 
 

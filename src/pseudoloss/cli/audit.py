@@ -8,6 +8,7 @@ from pseudoloss.cli.options import add_device, add_read_options, given_read_opti
 from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, number, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.interrupts import renamed
 
 METHODS = ("latent", "two-mixtures")
 READING = ("path_column", "label_column", "split_column", "strict")
@@ -53,9 +54,11 @@ def run(arguments: list[str]) -> None:
             **{name: vars(args)[name] for name in ("threshold", "min_trust") if name in args},
             **given_read_options(args),
         )
-    except KeyboardInterrupt:
-        kept = "" if args.no_cache else "; the same command continues: features are in the cache"
-        raise KeyboardInterrupt(f"interrupted{kept}") from None
+    except KeyboardInterrupt as error:
+        kept = "run the same command again"
+        if not args.no_cache:
+            kept = "the same command continues: features are in the cache"
+        raise renamed(error, f"interrupted; {kept}") from None
     finish(args.out, args.quiet)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from pseudoloss.cli.parser import Parser, add_several, number, path, whole
 from pseudoloss.config import as_flag
 from pseudoloss.errors import InputError, name_hint
+from pseudoloss.interrupts import renamed
 
 OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
 
@@ -116,8 +117,8 @@ def experiments_run(arguments: list[str]) -> None:
         return
     try:
         states = cells.run(jobs, places, minutes=args.minutes, quiet=args.quiet, say=_say)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; run the same command to resume") from None
+    except KeyboardInterrupt as error:
+        raise renamed(error, "interrupted; run the same command to resume") from None
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if "done" not in counts:

@@ -18,6 +18,7 @@ from pseudoloss.config import (
     setting_types,
 )
 from pseudoloss.errors import InputError
+from pseudoloss.interrupts import renamed
 from pseudoloss.presets import PRESETS, request
 from pseudoloss.reading import READ_OPTIONS
 
@@ -55,8 +56,8 @@ def run(arguments: list[str]) -> None:
         raise InputError("--out is missing: name the run folder to write, such as --out run")
     known = {*READ_OPTIONS, *all_setting_types()}
     explicit = {name: value for name, value in vars(args).items() if name in known}
-    from pseudoloss.engine.messages import resume_command
     from pseudoloss.engine.training import train
+    from pseudoloss.runs import RunFolder, resume_command
 
     try:
         finished = train(
@@ -71,9 +72,14 @@ def run(arguments: list[str]) -> None:
             quiet=args.quiet,
             **explicit,
         ).finished
-    except KeyboardInterrupt:
-        hint = f"interrupted; resume with: {resume_command(args.out)}"
-        raise KeyboardInterrupt(hint if args.out.exists() else "interrupted") from None
+    except KeyboardInterrupt as error:
+        folder = RunFolder(args.out)
+        if folder.finished:
+            raise renamed(error, f"interrupted; the run in {args.out} is finished") from None
+        if folder.config.exists():
+            text = f"interrupted; resume with: {resume_command(args.out)}"
+            raise renamed(error, text) from None
+        raise
     if finished:
         add_report(args.out)
         if not args.quiet:

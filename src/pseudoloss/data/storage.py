@@ -4,6 +4,7 @@ Shapes: N images, B in a batch, S steps.
 """
 
 import os
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from pseudoloss.data.decoding import UnreadableError
 from pseudoloss.data.images import ImageFiles
 from pseudoloss.errors import TrainingError, first_line
+from pseudoloss.interrupts import SIGNALS
 
 ALL = slice(None)
 MAX_WORKERS = 16  # decoding processes for one image set
@@ -112,7 +114,7 @@ class FileImages(HostImages):
             pin_memory=device.type == "cuda",
             prefetch_factor=2,
             persistent_workers=True,
-            worker_init_fn=_hide_warnings,
+            worker_init_fn=_prepare_worker,
         )
 
     def __len__(self) -> int:
@@ -137,9 +139,12 @@ class FileImages(HostImages):
             ) from None
 
 
-def _hide_warnings(worker: int) -> None:
-    """PIL's warnings about unusual files were hidden when the files were first read, too."""
+def _prepare_worker(worker: int) -> None:
+    """PIL's warnings about unusual files were hidden when the files were first read, too. A signal
+    to the whole job is for the process that trains, which still needs the next batches."""
     warnings.simplefilter("ignore")
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def cores() -> int:

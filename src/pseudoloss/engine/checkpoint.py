@@ -2,8 +2,11 @@
 
 It holds the networks, their momentum, the state of the method, the sum of the predictions over the
 epochs, the description of the model and the record of the run so far (epochs done, best epoch,
-time, notices). Two things are not in it because they follow from the
+time, notices, metrics). Two things are not in it because they follow from the
 epoch: the learning rate, and the random streams (randomness.py).
+
+A checkpoint in the middle of an epoch also holds the order of its images, the state of the random
+streams and what the steps have added up (`Inside`).
 """
 
 from collections.abc import Mapping
@@ -13,11 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudoloss.engine.trainer import Trainer
-from pseudoloss.errors import InputError
-from pseudoloss.files import from_safetensors, write_safetensors
+from pseudoloss.engine.feed import Place
+from pseudoloss.engine.steps import Tally
+from pseudoloss.engine.trainer import Inside, Trainer
+from pseudoloss.errors import InputError, reason
+from pseudoloss.files import from_safetensors, keep_as, write_safetensors
 from pseudoloss.methods.base import tensors_of
 from pseudoloss.runs import NETWORKS
+
+INSIDE = "inside."  # the names of tensors that describe the middle of an epoch start with this
 
 
 def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
@@ -42,9 +49,45 @@ def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
     return found | {f"state.{name}": tensor for name, tensor in tensors_of(trainer.state).items()}
 
 
+def inside_tensors(inside: Inside) -> dict[str, Tensor]:
+    """The tensors that a checkpoint in the middle of an epoch has on top."""
+    found = {"order_SB": inside.place.order_SB, "random": inside.place.random}
+    found |= {f"tally.{name}": tensor for name, tensor in inside.tally._asdict().items()}
+    found |= {f"layers.{device}": state for device, state in inside.layers.items()}
+    return {INSIDE + name: tensor for name, tensor in found.items()}
+
+
+def inside_record(inside: Inside, seconds: float) -> dict[str, Any]:
+    """... and its numbers; `seconds`: that the steps of the epoch took."""
+    return {
+        "entry": inside.entry,
+        "done": inside.done,
+        "step": inside.place.step,
+        "seconds": seconds,
+    }
+
+
+def _read_inside(saved: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Inside:
+    tensors = {n.removeprefix(INSIDE): t for n, t in saved.items() if n.startswith(INSIDE)}
+    tally = Tally(**{name: tensors[f"tally.{name}"] for name in Tally._fields})
+    place = Place(int(numbers["step"]), tensors["order_SB"], tensors["random"])
+    layers = {
+        name.removeprefix("layers."): state
+        for name, state in tensors.items()
+        if name.startswith("layers.")
+    }
+    return Inside(int(numbers["entry"]), int(numbers["done"]), place, tally, layers)
+
+
 def save(path: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:
-    """Write a checkpoint in the place of the one before."""
+    """Write a checkpoint. The one before is kept as `previous_of(path)`."""
+    if path.exists():
+        keep_as(path, previous_of(path))
     write_safetensors(path, tensors, record)
+
+
+def previous_of(path: Path) -> Path:
+    return path.with_name(f"previous{path.suffix}")
 
 
 @torch.no_grad()
@@ -52,6 +95,10 @@ def restore(path: Path, trainer: Trainer) -> dict[str, Any]:
     """Put a checkpoint back in place, tensor by tensor, and return its record."""
     try:
         saved, record = from_safetensors(path)
+        record = dict(record)
+        numbers = record.get("inside")
+        inside = None if numbers is None else _read_inside(saved, numbers)
+        saved = {n: tensor for n, tensor in saved.items() if not n.startswith(INSIDE)}
         current = checkpoint_tensors(trainer)
         if current.keys() != saved.keys():
             raise ValueError(f"it has other tensors: {sorted(current.keys() ^ saved.keys())[:3]}")
@@ -60,6 +107,8 @@ def restore(path: Path, trainer: Trainer) -> dict[str, Any]:
                 raise ValueError(f"{name} has another shape or type")
         for name, tensor in current.items():
             tensor.copy_(saved[name])
-        return dict(record)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{path}: not a checkpoint of this run ({error})") from None
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        why = reason(error)
+        raise InputError(f"{path}: not a checkpoint of this run ({why})") from None
+    trainer.inside = inside
+    return record

@@ -7,7 +7,8 @@ Shapes: N images, S steps, B images in a batch (in P parts of b each), K random 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,21 @@ from pseudoloss.errors import InputError
 from pseudoloss.methods.base import Batch, Mix, Step, Stream
 
 BLOCK = 64  # steps whose random numbers are drawn at once
+
+
+class Place(NamedTuple):
+    """How far an epoch has come."""
+
+    step: int  # steps that are done
+    order_SB: Tensor  # of the images
+    random: Tensor  # state of the generator before it drew the present block
+
+
+def set_state(random: torch.Generator, state: Tensor) -> None:
+    """Continue a generator; on another kind of device, whose state is another one, it goes on with
+    numbers of its own."""
+    with suppress(RuntimeError):
+        random.set_state(state)
 
 
 class Feed:
@@ -42,6 +58,9 @@ class Feed:
         most = max(len(images) // self.sizes[0], 1)
         self.order_SB = torch.zeros(most, B, dtype=torch.long, device=device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.present_order_SB = self.order_SB[:0]  # the part of it that the epoch has
+        self.taken = 0  # batches of the epoch
+        self.block_random = torch.empty(0, dtype=torch.uint8)
         self.draws_SBK = torch.zeros(BLOCK, B, draws, device=device)
         self.partners = [
             torch.zeros(BLOCK, parts, B // parts, dtype=torch.long, device=device)
@@ -66,6 +85,7 @@ class Feed:
         order_SB = self.order_SB[:S]
         order_SB.copy_(torch.cat(rows, dim=2).view(S, -1))
         self.step.zero_()
+        self.present_order_SB = order_SB
         return order_SB
 
     def _order(self, stream: Stream, length: int, state: Any, random: torch.Generator) -> Tensor:
@@ -93,14 +113,46 @@ class Feed:
                 lam_SP.copy_(step.lambdas[i](lam_SP))
 
     def batches(
-        self, step: Step, state: Any, random: torch.Generator, limit: int | None = None
+        self,
+        step: Step,
+        state: Any,
+        random: torch.Generator,
+        limit: int | None = None,
+        place: Place | None = None,
     ) -> Iterator[None]:
-        """One after another, each batch of an epoch, ready for `batch`; or the first `limit`."""
-        order_SB = self.shuffle(state, random)[:limit]
-        for i, _ in enumerate(self.images.batches(order_SB)):
+        """One after another, each batch of an epoch, ready for `batch`; or the first `limit`. With
+        the `place` that an earlier process has come to, those that are left."""
+        start = 0 if place is None else place.step
+        if place is None:
+            order_SB = self.shuffle(state, random)[:limit]
+        else:
+            order_SB = self.back_to(place, step, random)
+        for i, _ in enumerate(self.images.batches(order_SB[start:]), start):
             if i % BLOCK == 0:
+                self.block_random = random.get_state()
                 self.draw(step, random)
+            self.taken = i + 1
             yield
+
+    def place(self, random: torch.Generator) -> Place:
+        """The place in the epoch, after a step."""
+        is_new_block = self.taken % BLOCK == 0
+        state = random.get_state() if is_new_block else self.block_random
+        return Place(self.taken, self.present_order_SB, state)
+
+    def back_to(self, place: Place, step: Step, random: torch.Generator) -> Tensor:
+        """Go to a place in the epoch, and return the order of its images; ValueError if the place
+        is one of another run."""
+        S, B = place.order_SB.shape
+        if self.order_SB.shape[1] != B or not 0 <= place.step <= S <= len(self.order_SB):
+            raise ValueError("its epoch has another number of steps or images")
+        self.present_order_SB = self.order_SB[:S].copy_(place.order_SB)
+        self.step.fill_(place.step)
+        self.taken, self.block_random = place.step, place.random
+        set_state(random, place.random)
+        if place.step % BLOCK:
+            self.draw(step, random)
+        return self.present_order_SB
 
     def batch(self, part: int) -> Batch:
         """The images of the present step: one of the parts in which it is computed."""

@@ -111,7 +111,7 @@ def measure_pace(trainer: Trainer, timed: int = TIMED, limit: float = math.inf) 
             count = min(prepared.feed.steps(trainer.state), untimed + timed)
             begun, ends = time.monotonic(), []
             for i, _ in enumerate(trainer.run_steps(prepared, random, count)):
-                trainer.loss_sum.item()  # waits for the device
+                trainer.tally.loss_sum.item()  # waits for the device
                 ends.append(time.monotonic())
                 show(what, done * timed + timed * (i + 1) // count, parts * timed)
                 if ends[-1] - begun > limit:

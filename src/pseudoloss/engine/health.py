@@ -10,6 +10,7 @@ from torch import Tensor
 from pseudoloss.data import Skipped
 from pseudoloss.data.scanning import LARGE
 
+EXPLODED = 10.0  # times the loss of random predictions
 CHANCE_SIGMAS = 3.0  # predictions this close to chance show that nothing was learned
 
 
@@ -48,6 +49,30 @@ def at_chance(predicted_N: Tensor, given_N: Tensor) -> str | None:
     return (
         f"its predictions agree with {agreement:.1%} of the given labels; by chance it would be "
         f"{chance:.1%}"
+    )
+
+
+def exploded_loss(loss: float, classes: int, batch_size: int) -> str | None:
+    """The mean loss of an epoch is finite, but far above that of random predictions: log C for
+    the classes and, in a contrastive loss, log B for the images of a batch."""
+    chance = math.log(classes) + math.log(batch_size)
+    if loss <= EXPLODED * chance:
+        return None
+    return (
+        f"the loss is {loss:.3g}; random predictions would have about {chance:.1f}. The run "
+        "diverges and is unlikely to recover. Try a lower --lr"
+    )
+
+
+def skipped_steps(skipped: int, steps: int, lr: float) -> str | None:
+    """Steps in which the loss or a gradient was NaN or infinite."""
+    if not skipped:
+        return None
+    were = "step was" if skipped == 1 else "steps were"
+    return (
+        f"{skipped} {were} skipped (of {steps} in this epoch), because the loss or a gradient was "
+        f"not finite. If it happens again, try a lower --lr (now {lr:g}) or, on a GPU, --precision "
+        "float32"
     )
 
 

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -11,31 +12,25 @@ import pandas as pd
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
 from pseudoloss.engine.label_scores import label_scores
+from pseudoloss.engine.resuming import Record, restore
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.writer import Writer
-from pseudoloss.errors import InputError, TrainingError
-from pseudoloss.files import write_json
+from pseudoloss.errors import TrainingError
+from pseudoloss.files import write_checked
+from pseudoloss.interrupts import Stop, deferred
 from pseudoloss.labels.table import ACTIONS
-from pseudoloss.runs import Run, RunFolder, model_weights
+from pseudoloss.progress import SilentReporter
+from pseudoloss.runs import METRICS, Run, RunFolder, model_weights
 
 MOST_LOST = 0.01  # share of the images whose files may vanish during a run
+MOST_SKIPPED = 10  # steps of an epoch, or ...
+MOST_SKIPPED_SHARE = 0.01  # ... of its steps that may be skipped because something is not finite
+CHECKPOINT_SECONDS = 900.0  # in a long epoch, between checkpoints in its middle
+CHECK_SECONDS = 30.0  # between looks at the number of skipped steps, which wait for the device
 TABLE_SECONDS = 30.0  # between two label tables of an unfinished run, at least
 TABLE_SHARE = 0.05  # of the time that label tables may take, at most
 
 Notices = Mapping[str, str | None]  # by kind
-
-
-@dataclass
-class Record:
-    """What has happened so far. It is part of every checkpoint."""
-
-    epochs: int = 0  # done
-    seconds: float = 0.0
-    startup_seconds: float = 0.0  # until the first step was done; of all processes together
-    best: float | None = None  # test accuracy
-    best_epoch: int | None = None
-    last: dict[str, Any] = field(default_factory=dict)  # the metrics of the last epoch
-    notices: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -73,28 +68,106 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
     notice(trainer, record, notices)
     reporter.say(messages.introduction(trainer, record.epochs))
     notice(trainer, record, trainer.method.notices_at_start())
-    time_is_up, clock, spent, needed = False, TableClock(), 0.0, 0.0
-    with Writer() as writer:
-        while record.epochs < settings.epochs and not time_is_up:
-            line = run_epoch(trainer, record, lines)
-            if len(lines) == resumed_at and trainer.first_step_at is not None:
-                record.startup_seconds += trainer.first_step_at - limits.started
-            spent = time.monotonic() - limits.started
-            record.seconds = earlier + spent
-            lines.append(line)
-            needed = sum(line["seconds"].values())  # by another epoch like this one
-            time_is_up = limits.minutes is not None and spent + needed > 60 * limits.minutes
+    # Without a folder there is nothing to write first, and Ctrl-C stops at once.
+    quiet = isinstance(reporter, SilentReporter)
+    with nullcontext(Stop()) if folder is None else deferred(quiet) as stop:
+        time_is_up, clock, spent, needed = False, TableClock(), 0.0, 0.0
+        with Writer() as writer:
             if folder:
-                is_last = time_is_up or record.epochs == settings.epochs
-                is_due = is_last or record.epochs % limits.checkpoint_every == 0
-                save(trainer, folder, record, is_due, writer, None if is_last else clock)
-            reporter.say(messages.epoch_line(trainer, lines, record.best))
-    if limits.minutes is not None and record.epochs < settings.epochs:
-        path = folder.path if folder else None
-        reporter.say(messages.stopped_early(limits.minutes, spent, needed, record.epochs, path))
-    if len(lines) == resumed_at:  # the checkpoint was that of the last epoch
-        trainer.restore_predictions()
-    return finish(trainer, folder, record, lines)
+                watch = Watch(trainer, folder, record, lines, writer, stop, earlier, limits)
+                trainer.after_step = watch.after_step
+            while record.epochs < settings.epochs and not time_is_up:
+                line = run_epoch(trainer, record, lines)
+                if len(lines) == resumed_at and trainer.first_step_at is not None:
+                    record.startup_seconds += trainer.first_step_at - limits.started
+                spent = time.monotonic() - limits.started
+                record.seconds = earlier + spent
+                lines.append(line)
+                needed = sum(line["seconds"].values())  # by another epoch like this one
+                time_is_up = limits.minutes is not None and spent + needed > 60 * limits.minutes
+                if folder:
+                    is_last = time_is_up or record.epochs == settings.epochs or bool(stop)
+                    is_due = is_last or record.epochs % limits.checkpoint_every == 0
+                    due_clock = None if is_last else clock
+                    save(trainer, folder, record, lines, is_due, writer, due_clock)
+                reporter.say(messages.epoch_line(trainer, lines, record.best))
+                if record.epochs < settings.epochs:
+                    stop.raise_if_asked()  # after the checkpoint, for which the writer waits
+        if limits.minutes is not None and record.epochs < settings.epochs:
+            path = folder.path if folder else None
+            reporter.say(messages.stopped_early(limits.minutes, spent, needed, record.epochs, path))
+        if len(lines) == resumed_at:  # the checkpoint was that of the last epoch
+            trainer.restore_predictions()
+        return finish(trainer, folder, record, lines)
+
+
+@dataclass
+class Watch:
+    """What happens between two steps: a signal, a long epoch, or steps that cannot be used."""
+
+    trainer: Trainer
+    folder: RunFolder
+    record: Record
+    lines: list[dict[str, Any]]
+    writer: Writer
+    stop: Stop
+    earlier: float  # seconds of the processes before
+    limits: Limits
+    checked_at: float = field(default_factory=time.monotonic)
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def after_step(self) -> None:
+        now = time.monotonic()
+        if self.stop:
+            self.save(now)
+            self.stop.raise_if_asked()
+        if now - self.checked_at > CHECK_SECONDS:
+            self.checked_at = now
+            refuse_many_skipped(self.trainer, self.record.epochs)
+        if now - max(self.saved_at, self.trainer.epoch_began) > CHECKPOINT_SECONDS:
+            self.save(now)
+
+    def save(self, now: float) -> None:
+        """A checkpoint in the middle of the epoch."""
+        self.saved_at = now
+        seconds = now - self.trainer.epoch_began
+        seconds += (self.record.inside or {}).get("seconds", 0.0)
+        inside = self.trainer.where_inside()
+        record = replace(
+            self.record,
+            seconds=self.earlier + now - self.limits.started,
+            inside=checkpoint.inside_record(inside, seconds),
+        )
+        tensors = checkpoint.checkpoint_tensors(self.trainer) | checkpoint.inside_tensors(inside)
+        taken = self.writer.snapshot(tensors)
+        content = asdict(record) | described(self.trainer, self.lines)
+
+        def write() -> None:
+            with self.folder.writing():
+                checkpoint.save(self.folder.checkpoint, taken, content)
+                self.folder.checkpointed.touch()
+
+        self.writer.start(write)
+
+
+def refuse_many_skipped(trainer: Trainer, epoch: int) -> int:
+    """How many steps of an epoch were skipped; a TrainingError if they are too many."""
+    skipped = trainer.skipped_steps()
+    if skipped > max(MOST_SKIPPED, MOST_SKIPPED_SHARE * trainer.done):
+        raise TrainingError(
+            f"{skipped} of {trainer.done} steps of epoch {epoch + 1} were skipped because the loss "
+            f"or a gradient was not finite. {advice(trainer, epoch)}"
+        )
+    return skipped
+
+
+def advice(trainer: Trainer, epoch: int) -> str:
+    """What to do when a run diverges in an epoch."""
+    kept = f"The checkpoint of epoch {epoch} is kept. " if epoch else ""
+    return (
+        f"{kept}Start a new run with a lower --lr (now {trainer.settings.lr:g}) or, on a GPU, with "
+        "--precision float32."
+    )
 
 
 def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -> dict[str, Any]:
@@ -102,16 +175,22 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
     are the metrics of the epochs before."""
     epoch, settings = record.epochs, trainer.settings
     title = messages.epoch_title(trainer, epoch, earlier)
-    trainer.reporter.begin_epoch(title, trainer.steps_in(epoch))
-    clock = [time.perf_counter()]
+    already = record.inside or {"done": 0, "seconds": 0.0}  # before the run was interrupted
+    trainer.reporter.begin_epoch(title, trainer.steps_in(epoch) - already["done"])
+    clock = [time.perf_counter() - already["seconds"]]
     loss = trainer.train_epoch(epoch)
     clock.append(time.perf_counter())
+    record.inside = None
     if not math.isfinite(loss):
-        kept = f"The checkpoint of epoch {epoch} is kept. " if epoch else ""
         raise TrainingError(
-            f"the loss became {loss} in epoch {epoch + 1}. {kept}Start a new run with a lower --lr "
-            f"(now {settings.lr:g}) or, on a GPU, with --precision float32."
+            f"the loss became {loss} in epoch {epoch + 1}. {advice(trainer, epoch)}"
         )
+    skipped = refuse_many_skipped(trainer, epoch)
+    seen: dict[str, str | None] = {
+        "skipped steps": health.skipped_steps(skipped, trainer.done, settings.lr),
+        "loss": health.exploded_loss(loss, trainer.classes, settings.batch_size),
+    }
+    notice(trainer, record, seen)
     scored = trainer.method.scores_after(epoch)
     if scored:
         trainer.score(epoch)
@@ -138,6 +217,7 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
         "loss": loss,
         "accuracy": accuracy,
         **found,
+        **({"skipped_steps": skipped} if skipped else {}),
         "seconds": {
             name: after - before
             for name, before, after in zip(names, clock[:-1], clock[1:], strict=True)
@@ -177,30 +257,11 @@ def notice(trainer: Trainer, record: Record, seen: Notices) -> None:
             trainer.reporter.notice(text)
 
 
-def restore(trainer: Trainer, folder: RunFolder | None) -> tuple[Record, list[dict[str, Any]]]:
-    """The state of the run: that of its last checkpoint, or a new one; and its metrics so far."""
-    record = Record()
-    if folder is None:
-        return record, []
-    if folder.checkpoint.exists():
-        saved = checkpoint.restore(folder.checkpoint, trainer)
-        saved.pop("model", None)
-        try:
-            record = Record(**saved)
-        except TypeError as error:
-            raise InputError(f"{folder.checkpoint}: of another version ({error})") from None
-        best = None if record.best_epoch is None else folder.best(record.best_epoch)
-        if best is not None and not best.exists():
-            raise InputError(f"{best}: is missing, the model of the best epoch so far")
-    with folder.writing():
-        folder.keep_metrics(record.epochs)
-    return record, folder.metrics()
-
-
 def save(
     trainer: Trainer,
     folder: RunFolder,
     record: Record,
+    lines: list[dict[str, Any]],
     is_due: bool,
     writer: Writer,
     clock: TableClock | None,
@@ -213,7 +274,7 @@ def save(
     roles = trainer.method.predicts
     weights = model_weights(tensors, roles)
     recorded = asdict(record)
-    described = {"roles": list(roles), "description": vars(model.description)}
+    more = described(trainer, lines)
     begun = time.monotonic()
     with_table = is_due and clock is not None and clock.is_due()
     table = label_scores(trainer) if with_table else None
@@ -226,7 +287,8 @@ def save(
             if is_best:
                 model.save(folder.best(epochs), weights)
             if is_due:
-                checkpoint.save(folder.checkpoint, tensors, recorded | {"model": described})
+                checkpoint.save(folder.checkpoint, tensors, recorded | more)
+                folder.checkpointed.touch()
                 folder.forget_other_bests(recorded["best_epoch"])
             if table is not None and clock is not None:
                 started = time.monotonic()
@@ -236,6 +298,13 @@ def save(
 
     trainer_epochs, computed = trainer.settings.epochs, time.monotonic() - begun
     writer.start(write)
+
+
+def described(trainer: Trainer, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a checkpoint says beside its record: about the model, so that it can be used before the
+    run is finished, and the metrics, from which metrics.jsonl is written anew."""
+    model = {"roles": list(trainer.method.predicts), "description": vars(trainer.model.description)}
+    return {"model": model, "metrics": list(lines)}
 
 
 def table_record(
@@ -263,6 +332,9 @@ def finish(
     """The run as the user gets it; written to the folder once all epochs are done."""
     labels, noise = label_scores(trainer)
     notice(trainer, record, {"files": health.lost_files(trainer.lost_files())})
+    is_published = folder is not None and record.epochs == trainer.settings.epochs
+    lost = folder.lost_best(record.best_epoch) if folder and is_published else None
+    notice(trainer, record, {"best": lost and f"there is no best.safetensors: {lost}"})
     run = Run(
         settings=trainer.settings,
         labels=labels,
@@ -278,10 +350,11 @@ def finish(
     if folder and run.finished:
         with folder.writing():
             trainer.model.save(folder.path / "model.safetensors")
-            if record.best_epoch is not None:
+            if record.best_epoch is not None and lost is None:
                 folder.publish_best(record.best_epoch)
             folder.write_final_table(labels)
-            write_json(folder.summary, run.summary)
+            write_checked(folder.summary, run.summary | {METRICS: folder.metrics_checksum()})
+            folder.tidy(record.best_epoch)
     if run.finished:
         trainer.reporter.say(messages.conclusion(run.summary, run.path))
     return run

@@ -1,6 +1,5 @@
 """What a run says on the terminal."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -9,6 +8,7 @@ from typing import Any
 from pseudoloss.config import as_flag
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.nn.devices import device_name
+from pseudoloss.runs import resume_command
 from pseudoloss.version import __version__
 
 SMOOTHED = 5  # epochs whose times are used for the time left
@@ -111,10 +111,6 @@ def stopped_early(
         why = "the time is over"
     text = f"Stopped after epoch {epochs} because of {limit}: {why}."
     return text if path is None else f"{text} Resume with:\n  {resume_command(path)}"
-
-
-def resume_command(path: Path) -> str:
-    return f"pseudoloss train --out {shlex.quote(str(path))} --resume"
 
 
 def conclusion(summary: dict[str, Any], path: Path | None) -> str:

@@ -2,10 +2,11 @@
 
 Every stream is a function of the seed of the run and of the epoch, so an epoch that was interrupted
 starts again with the same numbers, and no stream depends on how many numbers another one has used.
+Within an epoch, a checkpoint holds the state of its streams.
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,6 +22,20 @@ def stream_seed(seed: int, stream: str, epoch: int = 0) -> int:
 def generator(device: torch.device, seed: int, stream: str, epoch: int = 0) -> torch.Generator:
     """A generator for one stream, on a device."""
     return torch.Generator(device).manual_seed(stream_seed(seed, stream, epoch))
+
+
+def layer_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """The state of the random numbers inside networks (dropout in timm's), by device."""
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def set_layer_states(device: torch.device, states: Mapping[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 @contextmanager

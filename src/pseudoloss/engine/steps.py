@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,11 +10,24 @@ from torch import Tensor
 from pseudoloss.engine.building import follow
 from pseudoloss.engine.capture import Call, capture, compiled, first_try
 from pseudoloss.engine.feed import Feed
-from pseudoloss.methods.base import Ema, Outputs, Step, ViewBatch
+from pseudoloss.methods.base import Batch, Ema, Outputs, Step, ViewBatch
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
 
 Accelerate = str  # "auto", "full", "capture" or "off"
+
+
+class Tally(NamedTuple):
+    """What the steps of an epoch add up, on the device."""
+
+    loss_sum: Tensor  # of the steps that were not skipped
+    skipped: Tensor  # number of steps without an update, because something was not finite
+    bad: Tensor  # 1 if the present step is one of them, else 0
+
+    @staticmethod
+    def on(device: torch.device) -> "Tally":
+        loss_sum, skipped, bad = (torch.zeros(shape, device=device) for shape in ((), (), (1,)))
+        return Tally(loss_sum, skipped, bad)
 
 
 def forward(network: Network, shown: ViewBatch, no_grad_in_eval: bool = False) -> Outputs:
@@ -37,23 +50,31 @@ def make_step(
     emas: Mapping[str, Ema],
     views: Views,
     state: Any,
-    loss_sum: Tensor,
+    tally: Tally,
     accelerate: Accelerate,
     notice: Callable[[str], None],
     use_plain_ops: Callable[[], None],
 ) -> Call[None]:
-    """A call that trains on the present batch of the feed, adds its loss to `loss_sum` and moves on
+    """A call that trains on the present batch of the feed, adds its loss to the tally and moves on
     to the next batch. Shapes are fixed and nothing is read back to the host.
+
+    If an output, the loss or a gradient is not finite, the step is counted and changes neither
+    weights nor momentum nor running statistics.
 
     `notice` is told when the step cannot be compiled or captured; `use_plain_ops` then makes the
     networks use plain layers.
     """
     trained = [optimisers[role] for role in step.trains]
     followers = {role: ema for role, ema in emas.items() if ema.of in step.trains}
+    statistics = [s for network in networks.values() for s in running_statistics(network)]
+    one = torch.ones_like(tally.bad)
+    can_skip = tally.bad.device.type != "mps"  # torch has no fused SGD there
 
     def run(show: Any, loss_of: Any) -> None:
+        before = torch.cat(statistics) if statistics else None
         for optimiser in trained:
             optimiser.zero_grad(set_to_none=True)
+        losses, raw = [], []
         for part in range(feed.parts):
             batch = feed.batch(part)
             outputs = {
@@ -62,23 +83,70 @@ def make_step(
             }
             loss = loss_of(outputs, batch, state) / feed.parts
             loss.backward()
-            loss_sum.add_(loss.detach())
+            losses.append(loss.detach())
+            raw += [t.detach() for found in outputs.values() for t in tensors_in(found)]
+        tally.bad.zero_()
+        grads = [p.grad for o in trained for p in parameters_of(o) if p.grad is not None]
+        if can_skip:  # sets `bad` to 1 if anything is not finite, and multiplies all by one
+            every = [*grads, *losses, *raw]
+            torch._amp_foreach_non_finite_check_and_unscale_(every, tally.bad, one)
+        is_bad = tally.bad[0] > 0
+        for loss in losses:
+            tally.loss_sum.add_(torch.where(is_bad, 0, loss))
+        tally.skipped.add_(is_bad)
         for optimiser in trained:
+            if can_skip:
+                optimiser.found_inf = tally.bad  # type: ignore[attr-defined]  # 1: no update
             optimiser.step()
+        if before is not None:
+            kept = torch.where(is_bad, before, torch.cat(statistics))
+            torch._foreach_copy_(statistics, kept.split([len(s) for s in statistics]))
         for role, ema in followers.items():
             follow(networks[role], networks[ema.of], ema, state)
         feed.step += 1
+
+    def loss_of_finite(outputs: dict[str, Outputs], batch: Batch, state: Any) -> Tensor:
+        """With zeros in place of what is not finite: a loss may write to the state of the images,
+        and a step that is skipped must not leave NaN there."""
+        return step.loss({role: finite(found) for role, found in outputs.items()}, batch, state)
 
     def failed_to_compile(reason: str) -> None:
         use_plain_ops()
         notice(f"the step could not be compiled and runs slower ({reason})")
 
-    call: Call[None] = partial(run, step.show, step.loss)
+    call: Call[None] = partial(run, step.show, loss_of_finite)
     if accelerate in ("auto", "full"):
-        fast = partial(run, compiled(step.show), compiled(step.loss))
+        fast = partial(run, compiled(step.show), compiled(loss_of_finite))
         call = first_try(fast, call, failed_to_compile)
     if accelerate == "off":
         return call
     return capture(
         call, lambda reason: notice(f"the step could not be captured and runs slower ({reason})")
     )
+
+
+def finite(outputs: Outputs) -> Outputs:
+    """The outputs, with 0 in place of NaN and infinity."""
+    no_grad, with_grad = (
+        [tuple(torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in pair) for pair in pairs]
+        for pairs in outputs
+    )
+    return Outputs(no_grad, with_grad)  # type: ignore[arg-type]
+
+
+def tensors_in(outputs: Outputs) -> list[Tensor]:
+    return [t for pairs in outputs for pair in pairs for t in pair]
+
+
+def parameters_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimiser.param_groups for p in group["params"]]
+
+
+def running_statistics(network: Network) -> list[Tensor]:
+    """The means and variances that the norms of a network keep, which a forward pass changes."""
+    found = [
+        getattr(module, name, None)
+        for module in network.modules()
+        for name in ("running_mean", "running_var")
+    ]
+    return [values for values in found if isinstance(values, Tensor)]

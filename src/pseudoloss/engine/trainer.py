@@ -5,7 +5,7 @@ Shapes: N images, M held out, S steps, B images in a batch, C classes, K random 
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +23,17 @@ from pseudoloss.engine.building import (
     reset_head,
 )
 from pseudoloss.engine.capture import Call, Result, capture, compiled
-from pseudoloss.engine.feed import Feed
+from pseudoloss.engine.feed import Feed, Place
 from pseudoloss.engine.history import History
-from pseudoloss.engine.randomness import generator, stream_seed
+from pseudoloss.engine.randomness import (
+    generator,
+    layer_states,
+    set_layer_states,
+    stream_seed,
+)
 from pseudoloss.engine.schedules import learning_rate
 from pseudoloss.engine.scoring import ImageScorer
-from pseudoloss.engine.steps import make_step
+from pseudoloss.engine.steps import Tally, make_step
 from pseudoloss.errors import InputError
 from pseudoloss.inference.passes import predict, project, with_rows
 from pseudoloss.methods.base import Phase, Scoring, Step, Verdict, check_declarations
@@ -48,6 +53,16 @@ class Prepared(NamedTuple):
     step: Step
     feed: Feed
     call: Call[None]
+
+
+class Inside(NamedTuple):
+    """The middle of an epoch: what a checkpoint there holds beside that of a whole epoch."""
+
+    entry: int  # which of the steps of the phase
+    done: int  # steps of the epoch, of all entries
+    place: Place  # in the epoch of the present entry
+    tally: Tally
+    layers: dict[str, Tensor]  # random numbers inside networks
 
 
 class Trainer:
@@ -88,7 +103,11 @@ class Trainer:
             role: build_optimiser(self.networks[role], settings, self.lr)
             for role in self.method.networks
         }
-        self.loss_sum = torch.zeros((), device=self.device)
+        self.tally = Tally.on(self.device)
+        self.after_step: Callable[[], None] = lambda: None
+        self.inside: Inside | None = None  # where an interrupted epoch is resumed
+        self.done = 0  # steps of the epoch
+        self.epoch_began = 0.0  # time.monotonic()
         self.first_step_at: float | None = None  # when the first step, with compilation, was done
 
         self.phases = self.method.phases()
@@ -127,35 +146,65 @@ class Trainer:
         return sum(feed.steps(self.state) for _, feed, _ in self.steps[self.phase_of(epoch)[0]])
 
     def train_epoch(self, epoch: int) -> float:
-        """All steps of an epoch; the mean loss, NaN where a weight is not finite."""
+        """All steps of an epoch, or those that are left of it; the mean loss, NaN where a weight is
+        not finite or no step could be used."""
         random = generator(self.device, self.settings.seed, "epoch", epoch)
         # For dropout and the like in timm's networks.
         torch.manual_seed(stream_seed(self.settings.seed, "layers", epoch))
-        number, inside = self.phase_of(epoch)
-        if inside == 0:
-            self._begin_phase(self.phases[number], epoch)
+        number, epoch_in_phase = self.phase_of(epoch)
+        first, place, self.done = 0, None, 0
+        self.epoch_began = time.monotonic()
         self.lr.fill_(self.learning_rate(epoch))
-        self.method.begin_epoch(self.state, epoch)
-        self.loss_sum.zero_()
-        done = 0
-        for prepared in self.steps[number]:
-            for _ in self.run_steps(prepared, random):
-                done += 1
+        if self.inside is None:
+            if epoch_in_phase == 0:
+                self._begin_phase(self.phases[number], epoch)
+            self.method.begin_epoch(self.state, epoch)
+            self.tally.loss_sum.zero_()
+            self.tally.skipped.zero_()
+        else:
+            first, place, self.done = self._go_inside(self.inside)
+        self.inside = None
+        for entry, prepared in enumerate(self.steps[number][first:], first):
+            for _ in self.run_steps(prepared, random, place=place):
+                self.done += 1
                 self.first_step_at = self.first_step_at or time.monotonic()
                 self.reporter.step()
+                self._now = (entry, prepared[1], random)
+                self.after_step()
+            place = None
         # The effect of the last step on the weights shows in no loss.
         weights = [p.detach() for role in self.optimisers for p in self.networks[role].parameters()]
         finite = torch.nn.utils.get_total_norm(weights).isfinite()
-        return torch.where(finite, self.loss_sum / done, math.nan).item()
+        used = self.done - self.skipped_steps()
+        return torch.where(finite, self.tally.loss_sum / used, math.nan).item()
+
+    def skipped_steps(self) -> int:
+        """How many steps of the epoch were skipped so far. Waits for the device."""
+        return int(self.tally.skipped)
+
+    def where_inside(self) -> "Inside":
+        """Where the epoch is, after a step."""
+        entry, feed, random = self._now
+        return Inside(entry, self.done, feed.place(random), self.tally, layer_states(self.device))
+
+    def _go_inside(self, inside: "Inside") -> tuple[int, Place, int]:
+        for tensor, value in zip(self.tally, inside.tally, strict=True):
+            tensor.copy_(value)
+        set_layer_states(self.device, inside.layers)
+        return inside.entry, inside.place, inside.done
 
     def run_steps(
-        self, prepared: Prepared, random: torch.Generator, limit: int | None = None
+        self,
+        prepared: Prepared,
+        random: torch.Generator,
+        limit: int | None = None,
+        place: Place | None = None,
     ) -> Iterator[None]:
-        """The steps of an epoch, or the first `limit`, one after another."""
+        """The steps of an epoch, or the first `limit`, or those after `place`, one by one."""
         for network in self.networks.values():
             network.train()
         step, feed, call = prepared
-        for _ in feed.batches(step, self.state, random, limit):
+        for _ in feed.batches(step, self.state, random, limit, place):
             call()
             yield
 
@@ -185,7 +234,7 @@ class Trainer:
             self.method.ema,
             self.views,
             self.state,
-            self.loss_sum,
+            self.tally,
             self.accelerate,
             self.reporter.notice,
             self._plain_networks,

@@ -140,7 +140,7 @@ def _train_in(
     limits: Limits,
 ) -> Run:
     """Train, and keep other processes out of the run folder meanwhile."""
-    resumed = folder is not None and folder.checkpoint.exists()
+    resumed = folder is not None and folder.has_checkpoint
     with Trainer(job.data, job.settings, reporter, resumed) as trainer:
         if folder is None:
             return fit(trainer, None, job.notices, limits)

@@ -45,7 +45,9 @@ class Writer:
         self.wait()
         on_gpu = [tensor.device for tensor in tensors.values() if tensor.is_cuda]
         for name, tensor in tensors.items():
-            if name not in self._copies:  # pinned memory: copies do not wait for each other
+            copy = self._copies.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                # pinned memory: copies do not wait for each other
                 self._copies[name] = torch.empty(
                     tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
                 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudoloss.errors import InputError, reason
+from pseudoloss.files import without_checksum
 
 DECISIONS = ("keep", "relabel", "junk", "skip", "undo")
 
@@ -46,9 +47,10 @@ class NumberedDecision(Decision):
 
 
 def parse_line(line: str | bytes) -> Decision | None:
-    """The decision in a line, or None if it has none: a line may be cut short by a kill."""
+    """The decision in a line, or None if it has none: a line may be cut short by a kill, or changed
+    by a faulty disk. Lines of other programs have no checksum."""
     try:
-        values = json.loads(line)
+        values = without_checksum(json.loads(line))
         found = Decision(
             index=values["index"],
             part=values["part"],

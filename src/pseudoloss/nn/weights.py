@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -84,6 +85,12 @@ def _named_tensors(path: Path, where: str) -> dict[str, Tensor]:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError:  # torch would advise to load it with weights_only=False
+        raise InputError(
+            f"{where}: not a file of weights: it is damaged, or holds more than tensors, and "
+            "loading that could run code from the file. Use a .safetensors file, or one with "
+            "nothing but a state_dict"
+        ) from None
     except Exception as error:  # a damaged file can raise anything
         raise InputError(f"{where}: not a file of weights ({first_line(error)})") from None
     found = _state_dict(content)

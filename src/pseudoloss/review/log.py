@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pseudoloss.errors import BusyError, InputError, reason
+from pseudoloss.files import with_checksum
 from pseudoloss.labels.reviewed import Decision, parse_line
 
 try:
@@ -71,7 +72,9 @@ class DecisionLog:
     def append(self, decisions: Iterable[Decision]) -> None:
         """Write decisions to disk; returns when they are there. On an OSError none of them is."""
         # ASCII: file names need not be valid Unicode.
-        lines = b"".join(json.dumps(asdict(one)).encode() + b"\n" for one in decisions)
+        lines = b"".join(
+            json.dumps(with_checksum(asdict(one))).encode() + b"\n" for one in decisions
+        )
         size = os.fstat(self.file).st_size
         # A kill or a full disk may have cut the last line; it must not run into the next one.
         if size:
