@@ -149,7 +149,7 @@ def _latent(
         "random_swaps": noise.random,
         "class_confusion": noise.classes,
         "image_confusion": noise.images,
-        "image_confusion_weight": first.weight,
+        "image_confusion_weight": first.confusion_weight,
         "predicted_accuracy": first.accuracy,
     }
     score_N = torch.sigmoid(-fit.log_odds_N.double())

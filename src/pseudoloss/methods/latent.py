@@ -11,17 +11,18 @@ The given label y of an image of class t is wrong in one of three ways:
     random swaps       any other class,                              at a rate e
     class confusion    a class y that is often mistaken for t,       at a rate d:  y ~ K(y | t)
     image confusion    another class that this image looks like,     at a rate c √(1 - max q(x)):
-                                                                     y ~ q(y | x) / (1 - q(t | x))
+                                                                     y ~ h(y | x) / (1 - h(t | x))
 
-So a label on which a weak prediction merely disagrees is explained by q, and a label that confident
-predictions contradict by noise. The five numbers a, b, e, d, c maximise the likelihood of the given
-labels; no rate per class or per pair of classes is fitted, since that explained mistakes of the
-prediction as wrong labels. The posterior over t gives everything else.
+with h = q^κ, normalised: κ = 1 if images look to people as they do to the predictions, κ = 2 if
+people consider fewer classes. So a label on which a weak prediction merely disagrees is explained by
+q, and a label that confident predictions contradict by noise. The five numbers a, b, e, d, c maximise
+the likelihood of the given labels; no rate per class or per pair of classes is fitted, since that
+explained mistakes of the prediction as wrong labels. The posterior over t gives everything else.
 
 Random swaps and class confusion must explain the labels better than no noise does (by log N, the
-price of two numbers). Image confusion and weak features look alike, so two models are fitted,
-without and with it, and averaged by their likelihoods. The model is only roughly right: for this
-average, the likelihood counts as if there were at most `EVIDENCE` images.
+price of two numbers). Image confusion and weak features look alike, so three models are fitted,
+without it, with κ = 1 and with κ = 2, and averaged by their likelihoods. The models are only roughly
+right: for this average, the likelihood counts as if there were at most `EVIDENCE` images.
 
 With two classes, random swaps and flat predictions have the same likelihood, so the temperature
 comes from the distribution of the predictions instead (`two_class_temperature`).
@@ -30,7 +31,7 @@ Shapes: N images, C classes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -40,10 +41,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-EVIDENCE = 1000  # images that the choice between the two models may count
+EVIDENCE = 1000  # images that the choice between the models may count
 FIT_IMAGES = 5000  # a and b are fitted to a random sample of at most so many images
 STEPS = 40  # of EM
-SHARPNESS = 2  # κ: K is the confusion of the predictions to this power
+SHARPNESS = 2  # K is the confusion of the predictions to this power
+CONFUSIONS = (1.0, 2.0)  # κ of the models with image confusion
+FLOORS = (0.02, 0.01)  # of e and d, for ranking
+NEGLIGIBLE = 1e-3  # a smaller weight of a model is 0
 MAX_CLASSES = 0.45  # largest rate of class confusion
 MAX_CONFUSION = 0.95  # largest probability that one image is confused
 MIN_ACCURACY = 0.6  # expected, of predictions that can have a plateau
@@ -56,14 +60,18 @@ CHUNK = 2**22  # values of an N×C array that are computed at once
 
 @dataclass(frozen=True)
 class Noise:
-    """How labels become wrong: the five fitted numbers."""
+    """How labels become wrong: the five fitted numbers, and κ."""
 
     a: float  # log of the temperature
     b: float  # how it depends on the entropy
     random: float = 0.0  # e
     classes: float = 0.0  # d
     images: float = 0.0  # c
+    sharpness: float = 1.0  # κ
     log_likelihood: float = -math.inf  # mean per image
+
+
+NO_NOISE = Noise(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,14 +83,18 @@ class LatentFit:
     rate: float  # expected share of wrong labels
     confused: float  # part of it that is confusion of single images
     accuracy: float  # expected accuracy of the predictions, with respect to the true classes
-    weight: float  # of the model with image confusion
-    plain: Noise
-    confusing: Noise  # with image confusion
+    models: tuple[Noise, ...]  # the first is without image confusion
+    weights: tuple[float, ...]  # of the models; they sum to 1
 
     @property
     def noise(self) -> Noise:
-        """The model with the larger weight."""
-        return self.confusing if self.weight >= 0.5 else self.plain
+        """The model with the largest weight."""
+        return self.models[max(range(len(self.models)), key=lambda k: self.weights[k])]
+
+    @property
+    def confusion_weight(self) -> float:
+        """The weight of the models with image confusion."""
+        return sum(self.weights[1:])
 
 
 def fit_latent_labels(log_prob_NC: Tensor, given_N: Tensor, seed: int = 1) -> LatentFit:
@@ -96,25 +108,24 @@ def fit_latent_labels(log_prob_NC: Tensor, given_N: Tensor, seed: int = 1) -> La
     labels, sample = _Labels(log_prob_NC, given_N), _sample(log_prob_NC, given_N, seed)
     if log_prob_NC.shape[1] == 2:
         place = Noise(math.log(two_class_temperature(log_prob_NC, given_N)), 0.0)
-        plain = _with_rates(labels, place)
-        return _judge(labels, plain, plain, 0.0)
+        return _judge(labels, [_with_rates(labels, place)], [1.0])
     if not better_than_chance(log_prob_NC, given_N):
-        nothing = Noise(RANGE_A[1], 0.0)
-        return _judge(labels, nothing, nothing, 0.0)
-    plain = _search(partial(_with_rates, sample), confusion=False)
-    right = _search(partial(_with_likelihood, sample), confusion=False)
+        return _judge(labels, [Noise(RANGE_A[1], 0.0)], [1.0])
+    plain = _search(partial(_with_rates, sample))
+    right = _search(partial(_with_likelihood, sample))
     if (plain.log_likelihood - right.log_likelihood) * len(given_N) < math.log(len(given_N)):
         plain = right  # noise explains nothing
     shift = plateau(tempered(sample.log_prob_NC, plain.a, plain.b))
     if shift > 0:
         plain = _with_rates(sample, replace(plain, a=plain.a - shift))
-    confusing = _search(partial(_with_rates, sample), confusion=True, start=plain)
-    counted = min(len(given_N), EVIDENCE)
-    gain = (confusing.log_likelihood - plain.log_likelihood) * counted
-    weight = 1 / (1 + math.exp(min(50.0, 0.5 * math.log(max(counted, 2)) - gain)))
+    confusing = [
+        _search(partial(_with_confusion, sample, sharpness), start=plain)
+        for sharpness in CONFUSIONS
+    ]
+    weights = _weights([noise.log_likelihood for noise in (plain, *confusing)], len(given_N))
     if plain.random > 0 or plain.classes > 0:
         plain = _with_rates(labels, plain)
-    return _judge(labels, plain, _with_rates(labels, confusing), weight)
+    return _judge(labels, [plain, *(_with_rates(labels, noise) for noise in confusing)], weights)
 
 
 def with_new_predictions(
@@ -125,14 +136,22 @@ def with_new_predictions(
     labels, sample = _Labels(log_prob_NC, given_N), _sample(log_prob_NC, given_N, seed)
     if log_prob_NC.shape[1] == 2:
         a = math.log(two_class_temperature(log_prob_NC, given_N))
-        return _judge(labels, replace(fit.plain, a=a), replace(fit.plain, a=a), 0.0)
+        return _judge(labels, [replace(fit.models[0], a=a)], [1.0])
+    models: list[Noise] = []
+    for noise in fit.models:
+        start = models[0] if models else None
+        models.append(_search(partial(_with_likelihood, sample), noise, start))
+    return _judge(labels, models, fit.weights)
 
-    def at(noise: Noise, place: Noise) -> Noise:
-        return _with_likelihood(sample, replace(noise, a=place.a, b=place.b))
 
-    plain = _search(partial(at, fit.plain), confusion=False)
-    confusing = _search(partial(at, fit.confusing), confusion=True, start=plain)
-    return _judge(labels, plain, confusing, fit.weight)
+def pseudo_labels(fit: LatentFit, log_prob_NC: Tensor, given_N: Tensor) -> Tensor:
+    """What heads are trained on in the next round: the posterior, but a label that only image
+    confusion contradicts stays (N,C)."""
+    labels, pseudo_NC = _Labels(log_prob_NC, given_N), torch.zeros_like(fit.posterior_NC)
+    for noise, weight in zip(fit.models, fit.weights, strict=True):
+        if weight > 0:
+            _add_posterior(labels, noise, weight, pseudo_NC, keep_confused=True)
+    return pseudo_NC / pseudo_NC.sum(1, keepdim=True)
 
 
 def mean_of(one: LatentFit, other: LatentFit) -> LatentFit:
@@ -144,16 +163,37 @@ def mean_of(one: LatentFit, other: LatentFit) -> LatentFit:
     )
 
 
-def _judge(labels: "_Labels", plain: Noise, confusing: Noise, weight: float) -> LatentFit:
-    posterior_NC = torch.zeros_like(labels.log_prob_NC, dtype=torch.float32)
+def _weights(log_likelihoods: Sequence[float], images: int) -> list[float]:
+    """Weights of the models, of which the first is without image confusion. Each of the others costs
+    half the logarithm of the counted images; together they are as likely as the first."""
+    counted = min(images, EVIDENCE)
+    price = 0.5 * math.log(max(counted, 2)) + math.log(max(len(log_likelihoods) - 1, 1))
+    evidence = [
+        (found - log_likelihoods[0]) * counted - (price if k else 0.0)
+        for k, found in enumerate(log_likelihoods)
+    ]
+    return torch.tensor(evidence, dtype=torch.float64).softmax(0).tolist()
+
+
+def _judge(
+    labels: "_Labels", models: Sequence[Noise], weights: Sequence[float]
+) -> LatentFit:
+    log_prob_NC, given_N = labels.log_prob_NC, labels.given_N
+    posterior_NC = torch.zeros_like(log_prob_NC, dtype=torch.float32)
+    odds_2N = torch.zeros(2, len(given_N), dtype=torch.float64, device=given_N.device)
     parts = torch.zeros(3, dtype=torch.float64)
-    for noise, share in ((plain, 1 - weight), (confusing, weight)):
-        if share > 1e-3:
-            parts += share * _add_posterior(labels, noise, share, posterior_NC)
+    weights = [weight if weight > NEGLIGIBLE else 0.0 for weight in weights]
+    weights = [weight / sum(weights) for weight in weights]
+    for noise, weight in zip(models, weights, strict=True):
+        if weight > 0:
+            parts += weight * _add_posterior(labels, noise, weight, posterior_NC)
+            _add_doubt(labels, noise, weight, odds_2N)
     posterior_NC /= posterior_NC.sum(1, keepdim=True)
     rate, confused, accuracy = parts.tolist()
-    log_odds_N = _log_odds(labels, confusing)
-    return LatentFit(posterior_NC, log_odds_N, rate, confused, accuracy, weight, plain, confusing)
+    wrong_N, right_N = odds_2N.clamp(min=1e-30).log()
+    return LatentFit(
+        posterior_NC, wrong_N - right_N, rate, confused, accuracy, tuple(models), tuple(weights)
+    )
 
 
 # ----------------------------------------------------------------------------- the mathematics
@@ -253,16 +293,28 @@ class Likelihoods:
         )
 
 
-def likelihoods(q_NC: Tensor, given_N: Tensor, K_CC: Tensor) -> Likelihoods:
+def look(q_NC: Tensor, sharpness: float) -> Tensor:
+    """h(y | x): which classes an image looks like to the people who labelled it."""
+    if sharpness == 1:
+        return q_NC
+    h_NC = q_NC**sharpness
+    return h_NC / h_NC.sum(1, keepdim=True)
+
+
+def likelihoods(
+    q_NC: Tensor, given_N: Tensor, K_CC: Tensor, sharpness: float = 1.0
+) -> Likelihoods:
     C = q_NC.shape[1]
     right_N = q_NC.gather(1, given_N[:, None])[:, 0]
-    odds_NC = q_NC / (1 - q_NC).clamp(min=1e-6)
+    h_NC = look(q_NC, sharpness)
+    odds_NC = q_NC / (1 - h_NC).clamp(min=1e-6)
     others_N = odds_NC.sum(1) - odds_NC.gather(1, given_N[:, None])[:, 0]
+    chosen_N = h_NC.gather(1, given_N[:, None])[:, 0]
     return Likelihoods(
         right_N=right_N.double(),
         random_N=((1 - right_N).clamp(min=0) / max(C - 1, 1)).double(),
         classes_N=(q_NC * K_CC.T[given_N]).sum(1).double(),
-        images_N=(right_N * others_N).clamp(max=1.0).double(),
+        images_N=(chosen_N * others_N).clamp(max=1.0).double(),
         ambiguity_N=(1 - q_NC.max(1).values).clamp(min=0).sqrt().double(),
         most_random=0.9 * (C - 1) / C,
     )
@@ -316,7 +368,10 @@ class _Labels:
         K_CC = self.confusion(noise)
         found = [
             likelihoods(
-                tempered(self.log_prob_NC[rows], noise.a, noise.b), self.given_N[rows], K_CC
+                tempered(self.log_prob_NC[rows], noise.a, noise.b),
+                self.given_N[rows],
+                K_CC,
+                noise.sharpness,
             )
             for rows in self.chunks()
         ]
@@ -343,18 +398,30 @@ def _with_rates(labels: _Labels, noise: Noise) -> Noise:
     return estimate_rates(labels.likelihoods(noise), start)
 
 
+def _with_confusion(labels: _Labels, sharpness: float, noise: Noise) -> Noise:
+    return _with_rates(labels, replace(noise, images=0.2, sharpness=sharpness))
+
+
 def _with_likelihood(labels: _Labels, noise: Noise) -> Noise:
     return estimate_rates(labels.likelihoods(noise), noise, steps=0)
 
 
-def _search(fitted: Callable[[Noise], Noise], confusion: bool, start: Noise | None = None) -> Noise:
-    """The a and b with the largest likelihood: a grid, then steps that are halved."""
+def _search(
+    fitted: Callable[[Noise], Noise], noise: Noise = NO_NOISE, start: Noise | None = None
+) -> Noise:
+    """The a and b with the largest likelihood: a grid, then steps that are halved.
+
+    Args:
+        fitted: the noise with its log-likelihood, and with other rates.
+        noise: what `fitted` is called with, at other a and b.
+        start: a model whose a and b are nearly right.
+    """
     tried: dict[tuple[float, float], Noise] = {}
 
     def at(a: float, b: float) -> Noise:
         a, b = min(max(a, RANGE_A[0]), RANGE_A[1]), min(max(b, RANGE_B[0]), RANGE_B[1])
         if (a, b) not in tried:
-            tried[a, b] = fitted(Noise(a, b, images=0.2 if confusion else 0.0))
+            tried[a, b] = fitted(replace(noise, a=a, b=b))
         return tried[a, b]
 
     def score(noise: Noise) -> float:
@@ -383,20 +450,26 @@ def _posterior(q_NC: Tensor, given_N: Tensor, K_CC: Tensor, noise: Noise) -> tup
     c_N1 = (noise.images * (1 - highest_N1).clamp(min=0).sqrt()).clamp(max=MAX_CONFUSION)
     swapped_NC = noise.random / max(C - 1, 1) + noise.classes * K_CC.T[given_N]
     swapped_NC.scatter_(1, given_N[:, None], 1 - noise.random - noise.classes)
-    given_q_N1 = q_NC.gather(1, given_N[:, None])
-    confused_NC = (given_q_N1 / (1 - q_NC).clamp(min=1e-6)).clamp_(max=1.0)
+    h_NC = look(q_NC, noise.sharpness)
+    chosen_N1 = h_NC.gather(1, given_N[:, None])
+    confused_NC = (chosen_N1 / (1 - h_NC).clamp(min=1e-6)).clamp_(max=1.0)
     confused_NC.scatter_(1, given_N[:, None], 0.0)
     return q_NC * (1 - c_N1) * swapped_NC, q_NC * c_N1 * confused_NC
 
 
-def _add_posterior(labels: _Labels, noise: Noise, share: float, posterior_NC: Tensor) -> Tensor:
+def _add_posterior(
+    labels: _Labels, noise: Noise, share: float, posterior_NC: Tensor, keep_confused: bool = False
+) -> Tensor:
     """Add a share of the posterior; return the expected shares of wrong labels, of those by image
-    confusion, and of right predictions."""
+    confusion, and of right predictions. `keep_confused`: image confusion counts as right."""
     K_CC, sums = labels.confusion(noise), torch.zeros(3, dtype=torch.float64)
     for rows in labels.chunks():
         y_N = labels.given_N[rows]
         q_NC = tempered(labels.log_prob_NC[rows], noise.a, noise.b)
         plain_NC, confused_NC = _posterior(q_NC, y_N, K_CC, noise)
+        if keep_confused:
+            own_N1 = confused_NC.sum(1, keepdim=True)
+            confused_NC = torch.zeros_like(confused_NC).scatter_(1, y_N[:, None], own_N1)
         total_N1 = (plain_NC + confused_NC).sum(1, keepdim=True).clamp(min=1e-30)
         found_NC = (plain_NC + confused_NC) / total_N1
         posterior_NC[rows] += share * found_NC
@@ -406,22 +479,22 @@ def _add_posterior(labels: _Labels, noise: Noise, share: float, posterior_NC: Te
     return sums / len(labels.given_N)
 
 
-def _log_odds(labels: _Labels, noise: Noise) -> Tensor:
-    """Log odds that a label is wrong, with rates that are never 0, so that labels can be sorted
-    even where the fitted rates are 0."""
-    noise = replace(
-        noise,
-        random=max(noise.random, 0.02),
-        classes=max(noise.classes, 0.01),
-        images=max(noise.images, 0.2),
+def _add_doubt(labels: _Labels, noise: Noise, share: float, doubt_2N: Tensor) -> None:
+    """Add a share of the probabilities that a label is wrong and right, with rates that are never 0,
+    so that labels can be sorted even where the fitted rates are 0."""
+    random, classes = (
+        max(rate, floor)
+        for rate, floor in zip((noise.random, noise.classes), FLOORS, strict=True)
     )
-    K_CC, found = labels.confusion(noise), []
+    noise = replace(noise, random=random, classes=classes)
+    K_CC = labels.confusion(noise)
     for rows in labels.chunks():
         y_N = labels.given_N[rows]
         q_NC = tempered(labels.log_prob_NC[rows], noise.a, noise.b)
         plain_NC, confused_NC = _posterior(q_NC, y_N, K_CC, noise)
         joint_NC = plain_NC + confused_NC
         right_N = joint_NC.gather(1, y_N[:, None])[:, 0]
-        wrong_N = (joint_NC.sum(1) - right_N).clamp(min=1e-30)
-        found.append(wrong_N.log() - right_N.clamp(min=1e-30).log())
-    return torch.cat(found)
+        wrong_N = joint_NC.scatter(1, y_N[:, None], 0.0).sum(1)
+        total_N = (right_N + wrong_N).clamp(min=1e-30)
+        doubt_2N[0, rows] += share * wrong_N / total_N
+        doubt_2N[1, rows] += share * right_N / total_N
