@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from pseudoloss import distributed
 from pseudoloss.cli import (
     apply,
     audit,
@@ -46,6 +47,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
+SHARED = ("train", "audit")  # commands that torchrun can start on several processes
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code (see `overview`)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -65,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
         if given[0] not in COMMANDS:
             raise InputError(f"{given[0]}: no such command{name_hint(given[0], COMMANDS)}")
+        if given[0] not in SHARED and distributed.launched() and "--help" not in given:
+            distributed.refuse_several(given[0], SHARED)
         COMMANDS[given[0]](given[1:])
         sys.stdout.flush()
         return 0
@@ -107,7 +113,8 @@ def overview() -> str:
 def complain(text: str, code: int) -> int:
     """Print an error in one line and return the exit code."""
     kind = "error: " if code != INTERRUPTED else ""
-    print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
+    if distributed.speaks():
+        print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
     return code
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from pseudoloss import distributed
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
 from pseudoloss.engine.label_scores import label_scores
@@ -65,7 +66,7 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
     """Train the epochs that are not done yet, then write the results. `notices` were made before
     training."""
     settings, reporter = trainer.settings, trainer.reporter
-    record, lines = restore(trainer, folder)
+    record, lines = restore_all(trainer, folder)
     resumed_at, earlier = len(lines), record.seconds
     record.notices = [  # drop what is no longer true: other files may be skipped now
         said for said in record.notices if notices.get(said["kind"], said["text"]) == said["text"]
@@ -83,7 +84,8 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
             record.seconds = earlier + spent
             lines.append(line)
             needed = sum(line["seconds"].values())  # by another epoch like this one
-            time_is_up = limits.minutes is not None and spent + needed > 60 * limits.minutes
+            if limits.minutes is not None:
+                time_is_up = distributed.agree(spent + needed > 60 * limits.minutes)
             if folder:
                 is_last = time_is_up or record.epochs == settings.epochs
                 is_due = is_last or record.epochs % limits.checkpoint_every == 0
@@ -116,6 +118,8 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
     if scored:
         trainer.score(epoch)
     trainer.store_predictions(epoch)
+    # The same bits in all processes, even on different GPUs.
+    distributed.spread(checkpoint.checkpoint_tensors(trainer).values())
     found = epoch_metrics(trainer, epoch)
     clock.append(time.perf_counter())
     accuracy = trainer.validate()
@@ -177,6 +181,19 @@ def notice(trainer: Trainer, record: Record, seen: Notices) -> None:
             trainer.reporter.notice(text)
 
 
+def restore_all(trainer: Trainer, folder: RunFolder | None) -> tuple[Record, list[dict[str, Any]]]:
+    """`restore` in the first process, which tells the others."""
+    if not distributed.active():
+        return restore(trainer, folder)
+    found = None
+    if distributed.is_main():
+        record, lines = restore(trainer, folder)
+        found = asdict(record), lines
+    recorded, lines = distributed.from_main(found)
+    distributed.spread(checkpoint.checkpoint_tensors(trainer).values())
+    return Record(**recorded), lines
+
+
 def restore(trainer: Trainer, folder: RunFolder | None) -> tuple[Record, list[dict[str, Any]]]:
     """The state of the run: that of its last checkpoint, or a new one; and its metrics so far."""
     record = Record()
@@ -208,15 +225,18 @@ def save(
     """Take a snapshot of an epoch, and write it while the next one trains; with a `clock`, also the
     label table, if it is time."""
     model, epochs = trainer.model, record.epochs
+    begun = time.monotonic()
+    with_table = distributed.agree(is_due and clock is not None and clock.is_due())
+    table = label_scores(trainer) if with_table else None
+    computed = time.monotonic() - begun
+    if not distributed.is_main():
+        return
     is_best = record.best_epoch == epochs
     tensors = writer.snapshot(checkpoint.checkpoint_tensors(trainer)) if is_best or is_due else {}
     roles = trainer.method.predicts
     weights = model_weights(tensors, roles)
     recorded = asdict(record)
     described = {"roles": list(roles), "description": vars(model.description)}
-    begun = time.monotonic()
-    with_table = is_due and clock is not None and clock.is_due()
-    table = label_scores(trainer) if with_table else None
 
     def write() -> None:
         """The order matters: whatever a kill leaves behind, the checkpoint finds all files that it
@@ -234,7 +254,7 @@ def save(
                 clock.seconds = computed + time.monotonic() - started
                 clock.written_at = time.monotonic()
 
-    trainer_epochs, computed = trainer.settings.epochs, time.monotonic() - begun
+    trainer_epochs = trainer.settings.epochs
     writer.start(write)
 
 
@@ -271,17 +291,18 @@ def finish(
         model=trainer.model,
         path=folder.path if folder else None,
     )
-    if folder and not run.finished:
-        with folder.writing():
+    writes = folder if distributed.is_main() else None
+    if writes and not run.finished:
+        with writes.writing():
             epochs = trainer.settings.epochs
-            folder.write_table(labels, table_record(record.epochs, epochs, labels, noise))
-    if folder and run.finished:
-        with folder.writing():
-            trainer.model.save(folder.path / "model.safetensors")
+            writes.write_table(labels, table_record(record.epochs, epochs, labels, noise))
+    if writes and run.finished:
+        with writes.writing():
+            trainer.model.save(writes.path / "model.safetensors")
             if record.best_epoch is not None:
-                folder.publish_best(record.best_epoch)
-            folder.write_final_table(labels)
-            write_json(folder.summary, run.summary)
+                writes.publish_best(record.best_epoch)
+            writes.write_final_table(labels)
+            write_json(writes.summary, run.summary)
     if run.finished:
         trainer.reporter.say(messages.conclusion(run.summary, run.path))
     return run

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.engine.building import follow
 from pseudoloss.engine.capture import Call, capture, compiled, first_try
 from pseudoloss.engine.feed import Feed
+from pseudoloss.engine.shares import gather_outputs, show_share
 from pseudoloss.methods.base import Ema, Outputs, Step, ViewBatch
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
@@ -49,6 +51,8 @@ def make_step(
     networks use plain layers.
     """
     trained = [optimisers[role] for role in step.trains]
+    several = distributed.active()
+    weights = [p for optimiser in trained for p in optimiser.param_groups[0]["params"]]
     followers = {role: ema for role, ema in emas.items() if ema.of in step.trains}
 
     def run(show: Any, loss_of: Any) -> None:
@@ -56,13 +60,18 @@ def make_step(
             optimiser.zero_grad(set_to_none=True)
         for part in range(feed.parts):
             batch = feed.batch(part)
+            shown = show_share(step, show, views, batch) if several else show(views, batch)
             outputs = {
-                role: forward(networks[role], shown, step.no_grad_in_eval)
-                for role, shown in show(views, batch).items()
+                role: forward(networks[role], seen, step.no_grad_in_eval)
+                for role, seen in shown.items()
             }
+            if several:
+                outputs = {role: gather_outputs(found) for role, found in outputs.items()}
             loss = loss_of(outputs, batch, state) / feed.parts
             loss.backward()
             loss_sum.add_(loss.detach())
+        if several:
+            distributed.add_up_gradients(weights)
         for optimiser in trained:
             optimiser.step()
         for role, ema in followers.items():
