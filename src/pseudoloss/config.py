@@ -210,6 +210,9 @@ class Settings:
     """Seed of everything random: corruption, network, order, views, mixing."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    sync_norm: bool = True
+    """With several processes (torchrun): batch norm uses the images of all of them. Off, each has
+    its own statistics, which is faster on GPUs."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Arithmetic of the network. auto: bf16 on CUDA, float32 elsewhere."""
     images: Literal["auto", "device", "host", "files"] = "auto"

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.auditing import messages
 from pseudoloss.auditing.features import (
     Features,
@@ -117,7 +118,6 @@ def audit(
         "corrupt": corrupt,
     }
     _check(settings, reading)
-    place = choose_device(device)
     options = ReadOptions(**reading)
     folder = None if out is None else AuditFolder(as_path(out, "--out"))
     named = isinstance(source, str | Path)
@@ -133,16 +133,22 @@ def audit(
         folder.refuse_if_taken(begun)
         if named:
             refuse_inside(folder.path, source)
-    reporter: Reporter = SilentReporter() if quiet else TerminalReporter()
-    with reporter, using(place), _memory_errors():
+    silent = quiet or not distributed.is_main()
+    reporter: Reporter = SilentReporter() if silent else TerminalReporter()
+    with distributed.session(device), reporter, using(choose_device(device)), _memory_errors():
+        place = choose_device(device)
         images = _open(source, labels, features, options, reporter)
         if corrupt is not None:
             images = with_noise(images, corrupt, seed)
             check_classes(images)
-        if folder is None:
+        if distributed.active():
+            distributed.check_same({"images": len(images), "audit": begun}, images.name)
+        if folder is None or not distributed.is_main():  # only the first process writes
+            distributed.wait_for_all()  # for the first process
             return _examine(images, features, options, begun, place, cache, reporter, None, started)
         with _claimed(folder):
             folder.refuse_if_taken(begun)  # again: another process may have been faster
+            distributed.wait_for_all()
             return _examine(
                 images, features, options, begun, place, cache, reporter, folder, started
             )

@@ -18,9 +18,11 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.auditing.cache import FeatureCache, cache_folder, digest_of
 from pseudoloss.auditing.extractors import RUN, Extractor, open_extractor
 from pseudoloss.data import Skipped
@@ -191,21 +193,23 @@ def _extract(
     cache: bool,
     progress: Progress,
 ) -> Features:
-    """Features of all images: from the cache, else computed in batches and added to the cache."""
+    """Features of all images: from the cache, else computed in batches and added to the cache.
+    Several processes extract those of a part of the images each."""
     store = FeatureCache(cache_folder() / extractor.key[:32] if cache else None, extractor.width)
-    count, skipped, computed = len(names), [], 0
+    count, computed = len(names), 0
+    own = distributed.part(count)
+    last, reasons, digests = own.stop - 1, {}, []
     values_ND = np.zeros((count, extractor.width), np.float16)
     kept_N = np.ones(count, dtype=bool)
-    key = hashlib.sha256(extractor.key.encode())
     batch: list[tuple[int, Loaded]] = []
     with _computing(extractor, values_ND, store) as compute:
-        for i, result in enumerate(_read_ahead(load, store.find, count, 3 * extractor.batch)):
+        found = _read_ahead(load, store.find, range(count)[own], 3 * extractor.batch)
+        for i, result in enumerate(found, own.start):
             if isinstance(result, str):
-                skipped.append(Skipped(names[i], result))
-                kept_N[i] = False
-                key.update(b"skipped")
+                reasons[str(i)] = result
+                digests.append(b"skipped".hex())
             else:
-                key.update(result.digest)
+                digests.append(result.digest.hex())
                 if result.values_D is not None:
                     values_ND[i] = result.values_D
                 else:
@@ -214,10 +218,18 @@ def _extract(
             if len(batch) == extractor.batch:
                 compute(batch)
                 batch = []
-            if (i + 1) % extractor.batch == 0 or i + 1 == count:
-                progress("features", i + 1, count)
+            if (i + 1) % extractor.batch == 0 or i == last:
+                progress("features", i + 1, own.stop)
         if batch:
             compute(batch)
+    told = distributed.all_values([reasons, digests, computed, store.notices])
+    distributed.exchange_parts(torch.from_numpy(values_ND))
+    unread = {int(i): reason for theirs, *_ in told for i, reason in theirs.items()}
+    skipped = [Skipped(names[i], unread[i]) for i in sorted(unread)]
+    kept_N[sorted(unread)] = False
+    key = hashlib.sha256(extractor.key.encode())
+    for digest in (digest for _, theirs, *_ in told for digest in theirs):
+        key.update(bytes.fromhex(digest))
     if count and len(skipped) == count:
         raise InputError(
             f"no image can be read (the first of {count:,}: {skipped[0].path}, {skipped[0].reason})"
@@ -228,8 +240,8 @@ def _extract(
         tuple(skipped),
         extractor.name,
         key.hexdigest(),
-        cached=not computed,
-        notices=store.notices,
+        cached=not any(theirs for _, _, theirs, _ in told),
+        notices=tuple(dict.fromkeys(text for *_, theirs in told for text in theirs)),
     )
 
 
@@ -264,9 +276,9 @@ def _computing(
 
 
 def _read_ahead(
-    load: Callable[[int, Lookup], Loaded], known: Lookup, count: int, ahead: int
+    load: Callable[[int, Lookup], Loaded], known: Lookup, wanted: Sequence[int], ahead: int
 ) -> Iterator[Loaded | str]:
-    """The images in order; for one that cannot be read, the reason."""
+    """The wanted images in order; for one that cannot be read, the reason."""
 
     def attempt(i: int) -> Loaded | str:
         try:
@@ -280,7 +292,7 @@ def _read_ahead(
     threads = ThreadPoolExecutor(os.cpu_count())
     try:
         with no_warnings():
-            for i in range(count):
+            for i in wanted:
                 waiting.append(threads.submit(attempt, i))
                 if len(waiting) == ahead:
                     yield waiting.popleft().result()

@@ -2,7 +2,8 @@
 
 N images, D features, C classes, R repeats, K folds. There is one head per repeat and fold, H = R·K
 heads in all, trained on the images outside its fold. The heads are the columns of one matrix, so a
-gradient is two matrix products per chunk of images.
+gradient is two matrix products per chunk of images. Several processes have all images and compute
+the gradient of a part of them each.
 """
 
 from typing import cast
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError
 
@@ -107,6 +109,7 @@ def out_of_fold(
         [parameters], max_iter=STEPS, history_size=HISTORY, line_search_fn="strong_wolfe"
     )
     evaluations = 0
+    own = distributed.part(N)
 
     def keep(rows: slice) -> Tensor:  # n, H: weight of each image in the loss of each head
         weight_NH = weight_N[rows, None] * scale_H
@@ -122,7 +125,10 @@ def out_of_fold(
         torch.mul(W, 2 * l2, out=grad[:D])
         grad[D] = 0
         loss = l2 * (W**2).sum(dtype=torch.float64)
-        for rows in _chunks(N, H * C):
+        if not distributed.is_main():  # added up below
+            grad.zero_()
+            loss.zero_()
+        for rows in _chunks(N, H * C, own):
             x_ND = features_ND[rows]
             n = len(x_ND)
             logp_NHC = torch.addmm(b, x_ND, W).view(n, H, C).log_softmax(2)
@@ -139,21 +145,26 @@ def out_of_fold(
             delta = delta_NHC.mul_(keep_NH[..., None]).view(n, H * C)
             grad[:D].addmm_(x_ND.T, delta)
             grad[D] += delta.sum(0)
+        distributed.add_up(grad)
+        distributed.add_up(loss)
         return float(loss)
 
     optimiser.step(closure)
     with torch.no_grad():
         W, b = parameters[:D], parameters[D]
         prob_NC = torch.zeros(N, C, device=device)
-        for rows in _chunks(N, H * C):
+        for rows in _chunks(N, H * C, own):
             n = len(prob_NC[rows])
             prob_NHC = torch.addmm(b, features_ND[rows], W).view(n, H, C).softmax(2)
             own_NR1 = head_of_NR[rows, :, None].expand(n, R, C)
             prob_NC[rows] = prob_NHC.gather(1, own_NR1).mean(1)
+        distributed.exchange_parts(prob_NC)
     progress(what, STEPS, STEPS)
     return prob_NC
 
 
-def _chunks(rows: int, values_per_row: int) -> list[slice]:
+def _chunks(rows: int, values_per_row: int, own: slice | None = None) -> list[slice]:
+    """Of all rows, or of the `own` ones."""
     size = max(1, CHUNK_VALUES // values_per_row)
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    first, last = (0, rows) if own is None else (own.start, own.stop)
+    return [slice(start, min(start + size, last)) for start in range(first, last, size)]

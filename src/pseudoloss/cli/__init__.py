@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pseudoloss import distributed
 from pseudoloss.cli import (
     apply,
     audit,
@@ -47,6 +48,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "presets": presets.run,
     "experiments": experiments.run,
 }
+
+
+SHARED = ("train", "audit")  # commands that torchrun can start on several processes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,6 +95,8 @@ def _run(given: list[str]) -> None:
     elif given[0] not in COMMANDS:
         raise InputError(f"{given[0]}: no such command{name_hint(given[0], COMMANDS)}")
     else:
+        if given[0] not in SHARED and distributed.launched() and "--help" not in given:
+            distributed.refuse_several(given[0], SHARED)
         COMMANDS[given[0]](given[1:])
 
 
@@ -128,6 +134,8 @@ def overview() -> str:
 def complain(text: str, code: int) -> int:
     """Print an error in one line and return the exit code."""
     kind = "error: " if code < 128 else ""
+    if not distributed.speaks():
+        return code
     with suppress(OSError):  # the terminal may be gone
         print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
     return code

@@ -4,6 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
+from pseudoloss import distributed
 from pseudoloss.cli.options import add_device, add_read_options, given_read_options
 from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, number, path, whole
@@ -59,7 +60,8 @@ def run(arguments: list[str]) -> None:
         if not args.no_cache:
             kept = "the same command continues: features are in the cache"
         raise renamed(error, f"interrupted; {kept}") from None
-    finish(args.out, args.quiet)
+    if distributed.is_main():
+        finish(args.out, args.quiet)
 
 
 def finish(folder: Path, quiet: bool) -> None:

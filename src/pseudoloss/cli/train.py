@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pseudoloss import distributed
 from pseudoloss.cli.options import add_read_options, with_default
 from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, argument_for, duration, number, path, peek, whole
@@ -80,7 +81,7 @@ def run(arguments: list[str]) -> None:
             text = f"interrupted; resume with: {resume_command(args.out)}"
             raise renamed(error, text) from None
         raise
-    if finished:
+    if finished and distributed.is_main():
         add_report(args.out)
         if not args.quiet:
             print(next_steps(args.out))

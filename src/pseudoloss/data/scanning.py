@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.data.decoding import (
     Entry,
     Header,
@@ -150,7 +151,8 @@ class ScannedSource:
 
     def keeps(self, reader: Reader, where: Literal["auto", "device", "host", "files"]) -> bool:
         """Whether decoded images are kept in memory, or decoded again in every epoch."""
-        fits = self.needs(reader) <= MAX_MEMORY_SHARE * free_memory()
+        needed = self.needs(reader) * distributed.processes_here()
+        fits = distributed.agree(needed <= MAX_MEMORY_SHARE * free_memory())
         if not any(isinstance(entry, Item) for split in self.splits for entry in split.paths):
             return where in ("device", "host") or (where == "auto" and fits)
         if where == "files":
@@ -372,7 +374,8 @@ def _decode(
     split: LabelledFiles, reader: Reader, keep: bool, what: str, progress: Progress
 ) -> tuple[Tensor | ImageFiles, str, np.ndarray, list[Skipped]]:
     """Decode the images of a split. Returns them (with `keep` in memory, otherwise as files), their
-    digest, a mask of the files that could be decoded, and the other files."""
+    digest, a mask of the files that could be decoded, and the other files. Several processes decode
+    a part each."""
     decoded = np.empty((len(split) if keep else 0, reader.channels, *reader.size), np.uint8)
     checksums = [""] * len(split)
     levels_CV = np.zeros((reader.channels, 256), np.int64)
@@ -391,13 +394,22 @@ def _decode(
         with counting:
             np.add(levels_CV, counts, out=levels_CV)
 
-    found = for_each(range(len(split)), read, f"reading {what}", progress)
-    kept = np.array([result is None for result in found], dtype=bool)
+    rows = distributed.part(len(split))
+    found = for_each(range(rows.start, rows.stop), read, f"reading {what}", progress)
+    reasons = [None if result is None else result.args[0] for result in found]
+    if distributed.active():
+        told = distributed.all_values([reasons, checksums[rows]])
+        reasons = [reason for theirs, _ in told for reason in theirs]
+        checksums = [checksum for _, theirs in told for checksum in theirs]
+        distributed.add_up(torch.from_numpy(levels_CV))
+        if keep:
+            distributed.exchange_parts(torch.from_numpy(decoded))
+    kept = np.array([reason is None for reason in reasons], dtype=bool)
     digest = hashlib.sha256(f"{reader}\n".encode() + "\n".join(checksums).encode()).hexdigest()
     skipped = [
-        Skipped(name, result.args[0])
-        for name, result in zip(split.names, found, strict=True)
-        if result is not None
+        Skipped(name, reason)
+        for name, reason in zip(split.names, reasons, strict=True)
+        if reason is not None
     ]
     if keep:
         for to, i in enumerate(np.flatnonzero(kept)):  # in place: memory may not hold a copy

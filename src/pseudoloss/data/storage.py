@@ -6,13 +6,15 @@ Shapes: N images, B in a batch, S steps.
 import os
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pseudoloss import distributed
 from pseudoloss.data.decoding import UnreadableError
 from pseudoloss.data.images import ImageFiles
 from pseudoloss.errors import TrainingError, first_line
@@ -30,10 +32,40 @@ class ImageParts(Protocol):
     def parts(self, size: int) -> Iterator[Tensor]: ...
 
 
+class Chunk(NamedTuple):
+    """Images of a pass over all images. If several processes share the pass, they are the share of
+    this process, and `whole` makes results for them those of the whole chunk."""
+
+    rows: slice  # of `images_BCHW`, among all images
+    images_BCHW: Tensor
+    whole: Callable[[Tensor], Tensor]
+
+
+def chunks(images: "DeviceImages | ImageParts", size: int) -> Iterator[Chunk]:
+    """All images in order, in chunks of `size` for each process."""
+    if not isinstance(images, DeviceImages) or not images.shared:
+        start = 0
+        for images_BCHW in images.parts(size):
+            rows = slice(start, start + len(images_BCHW))
+            start = rows.stop
+            yield Chunk(rows, images_BCHW, lambda found: found)
+        return
+    counts = [rows.stop - rows.start for rows in images.slices(size * distributed.size())]
+    for rows, count, images_BCHW in zip(
+        images.shares(size), counts, images.parts(size), strict=True
+    ):
+        yield Chunk(rows, images_BCHW, partial(distributed.whole, rows=count))
+
+
 class DeviceImages:
-    """All images on the device. A batch is selected there, as part of the step."""
+    """All images on the device. A batch is selected there, as part of the step.
+
+    If they are `shared`, the processes of a run take a share of each pass over them, and the share
+    of each batch that has to be copied or decoded.
+    """
 
     streamed = False
+    shared = False
     lost: frozenset[int] = frozenset()  # images whose files can no longer be read
 
     def __init__(self, images_NCHW: Tensor, device: torch.device) -> None:
@@ -50,9 +82,23 @@ class DeviceImages:
         """The images of the current step of `batches`: all of them, or some rows."""
         return self.images_NCHW[index_B[rows]]
 
+    def slices(self, size: int) -> list[slice]:
+        N = len(self)
+        return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+
+    def shares(self, size: int) -> list[slice]:
+        """The rows of each chunk of `parts`."""
+        if not self.shared:
+            return self.slices(size)
+        found = []
+        for rows in self.slices(size * distributed.size()):
+            part = distributed.share(rows.stop - rows.start)
+            found.append(slice(rows.start + part.start, rows.start + part.stop))
+        return found
+
     def parts(self, size: int) -> Iterator[Tensor]:
-        """All images in order, in chunks of `size`."""
-        yield from self.images_NCHW.split(size)
+        """All images in order, in chunks of `size`; if shared, the share of this process."""
+        yield from (self.images_NCHW[rows] for rows in self.shares(size))
 
 
 class HostImages(DeviceImages):
@@ -69,20 +115,21 @@ class HostImages(DeviceImages):
 
     def batches(self, order_SB: Tensor) -> Iterator[None]:
         size = order_SB.shape[1]
-        ring = self._ring(size)
+        own = distributed.own(size) if self.shared else ALL
+        order_SB = order_SB[:, own]
+        ring = self._ring(order_SB.shape[1])
         if size not in self.current:  # one tensor for all steps, so that a step can be captured
-            self.current[size] = torch.empty_like(ring.on_device[0])
+            self.current[size] = ring.on_device[0].new_empty((size, *self.shape))
         for images_BCHW in self._copied(ring, list(order_SB.cpu())):
-            self.current[size].copy_(images_BCHW)
+            gathered = distributed.gather(images_BCHW) if self.shared else images_BCHW
+            self.current[size].copy_(gathered)
             yield
 
     def batch(self, index_B: Tensor, rows: slice = ALL) -> Tensor:
         return self.current[len(index_B)][rows]
 
     def parts(self, size: int) -> Iterator[Tensor]:
-        N = len(self)
-        slices = [slice(start, min(start + size, N)) for start in range(0, N, size)]
-        yield from self._copied(self._ring(min(size, N)), slices)
+        yield from self._copied(self._ring(min(size, len(self))), self.shares(size))
 
     def _copied(self, ring: "PinnedRing", indices: Sequence[Tensor | slice]) -> Iterator[Tensor]:
         """The images of one index after another, on the device."""
@@ -90,8 +137,13 @@ class HostImages(DeviceImages):
 
     def _ring(self, size: int) -> "PinnedRing":
         if size not in self.rings:
-            self.rings[size] = PinnedRing((size, *self.images_NCHW.shape[1:]), self.device)
+            self.rings[size] = PinnedRing((size, *self.shape), self.device)
         return self.rings[size]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image."""
+        return tuple(self.images_NCHW.shape[1:])
 
 
 class FileImages(HostImages):
@@ -109,7 +161,7 @@ class FileImages(HostImages):
         self.loader: DataLoader[Any] = DataLoader(
             _Files(images),
             batch_sampler=_BatchIndices(self.indices),
-            num_workers=min(max(1, cores() - 1), MAX_WORKERS),
+            num_workers=min(max(1, cores() // distributed.processes_here() - 1), MAX_WORKERS),
             collate_fn=_collate,
             pin_memory=device.type == "cuda",
             prefetch_factor=2,

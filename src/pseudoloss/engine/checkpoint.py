@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.engine.feed import Place
 from pseudoloss.engine.steps import Tally
 from pseudoloss.engine.trainer import Inside, Trainer
@@ -77,6 +78,19 @@ def _read_inside(saved: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Ins
         if name.startswith("layers.")
     }
     return Inside(int(numbers["entry"]), int(numbers["done"]), place, tally, layers)
+
+
+def spread_inside(trainer: Trainer, numbers: Mapping[str, Any] | None) -> None:
+    """With several processes, the first one has read a checkpoint: where in an epoch it is."""
+    if numbers is None:
+        return
+    tensors = {} if trainer.inside is None else inside_tensors(trainer.inside)
+    kinds = {name: [list(t.shape), str(t.dtype)[6:]] for name, t in tensors.items()}
+    for name, (shape, dtype) in distributed.from_main(kinds).items():
+        if name not in tensors:
+            tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+    distributed.spread(tensors.values())
+    trainer.inside = _read_inside(tensors, numbers)
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], record: dict[str, Any]) -> None:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.data.storage import DeviceImages
+from pseudoloss.engine.shares import check_batch
 from pseudoloss.errors import InputError
 from pseudoloss.methods.base import Batch, Mix, Step, Stream
 
@@ -55,6 +57,8 @@ class Feed:
             if size % parts:
                 raise InputError(f"--accumulate {parts} must divide batches of {size} images")
         B = sum(self.sizes)
+        if distributed.active():
+            check_batch(B, parts)
         most = max(len(images) // self.sizes[0], 1)
         self.order_SB = torch.zeros(most, B, dtype=torch.long, device=device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)

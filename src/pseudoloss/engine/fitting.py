@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pseudoloss import distributed
 from pseudoloss.config import EMBEDDED, Settings, scaled_schedule, setting_types
 from pseudoloss.data import Data, ScannedSource
 from pseudoloss.engine.trainer import Trainer
@@ -114,7 +115,7 @@ def measure_pace(trainer: Trainer, timed: int = TIMED, limit: float = math.inf) 
                 trainer.tally.loss_sum.item()  # waits for the device
                 ends.append(time.monotonic())
                 show(what, done * timed + timed * (i + 1) // count, parts * timed)
-                if ends[-1] - begun > limit:
+                if distributed.agree(ends[-1] - begun > limit):
                     break
             before = min(untimed, len(ends) - 1)
             start = ends[before - 1] if before else begun
@@ -127,7 +128,7 @@ def measure_pace(trainer: Trainer, timed: int = TIMED, limit: float = math.inf) 
     for logits_BC in predict(trainer.model.network, trainer.views, trainer.images):
         logits_BC[0, 0].item()
         seen += len(logits_BC)
-        if time.monotonic() - start > min(SCORED, limit):
+        if distributed.agree(time.monotonic() - start > min(SCORED, limit)):
             break
     image = (time.monotonic() - start) / seen
     test = len(trainer.data.test) if trainer.data.test else 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from pseudoloss import distributed
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
 from pseudoloss.engine.label_scores import label_scores
@@ -27,6 +28,7 @@ MOST_SKIPPED = 10  # steps of an epoch, or ...
 MOST_SKIPPED_SHARE = 0.01  # ... of its steps that may be skipped because something is not finite
 CHECKPOINT_SECONDS = 900.0  # in a long epoch, between checkpoints in its middle
 CHECK_SECONDS = 30.0  # between looks at the number of skipped steps, which wait for the device
+TOGETHER = 16  # steps after which several processes tell each other of signals
 TABLE_SECONDS = 30.0  # between two label tables of an unfinished run, at least
 TABLE_SHARE = 0.05  # of the time that label tables may take, at most
 
@@ -60,7 +62,7 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
     """Train the epochs that are not done yet, then write the results. `notices` were made before
     training."""
     settings, reporter = trainer.settings, trainer.reporter
-    record, lines = restore(trainer, folder)
+    record, lines = restore_all(trainer, folder)
     resumed_at, earlier = len(lines), record.seconds
     record.notices = [  # drop what is no longer true: other files may be skipped now
         said for said in record.notices if notices.get(said["kind"], said["text"]) == said["text"]
@@ -84,7 +86,9 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
                 record.seconds = earlier + spent
                 lines.append(line)
                 needed = sum(line["seconds"].values())  # by another epoch like this one
-                time_is_up = limits.minutes is not None and spent + needed > 60 * limits.minutes
+                if limits.minutes is not None:
+                    time_is_up = distributed.agree(spent + needed > 60 * limits.minutes)
+                agree_on(stop)
                 if folder:
                     is_last = time_is_up or record.epochs == settings.epochs or bool(stop)
                     is_due = is_last or record.epochs % limits.checkpoint_every == 0
@@ -117,6 +121,10 @@ class Watch:
     saved_at: float = field(default_factory=time.monotonic)
 
     def after_step(self) -> None:
+        if distributed.active():
+            if self.trainer.done % TOGETHER:
+                return
+            agree_on(self.stop)
         now = time.monotonic()
         if self.stop:
             self.save(now)
@@ -130,6 +138,8 @@ class Watch:
     def save(self, now: float) -> None:
         """A checkpoint in the middle of the epoch."""
         self.saved_at = now
+        if not distributed.is_main():
+            return
         seconds = now - self.trainer.epoch_began
         seconds += (self.record.inside or {}).get("seconds", 0.0)
         inside = self.trainer.where_inside()
@@ -148,6 +158,13 @@ class Watch:
                 self.folder.checkpointed.touch()
 
         self.writer.start(write)
+
+
+def agree_on(stop: Stop) -> None:
+    """A signal to one process stops all of them after the same step."""
+    if distributed.active():
+        numbers = [number for number in distributed.all_values(stop.number) if number is not None]
+        stop.number = numbers[0] if numbers else None
 
 
 def refuse_many_skipped(trainer: Trainer, epoch: int) -> int:
@@ -195,6 +212,8 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
     if scored:
         trainer.score(epoch)
     trainer.store_predictions(epoch)
+    # The same bits in all processes, even on different GPUs.
+    distributed.spread(checkpoint.checkpoint_tensors(trainer).values())
     found = epoch_metrics(trainer, epoch)
     clock.append(time.perf_counter())
     accuracy = trainer.validate()
@@ -257,6 +276,20 @@ def notice(trainer: Trainer, record: Record, seen: Notices) -> None:
             trainer.reporter.notice(text)
 
 
+def restore_all(trainer: Trainer, folder: RunFolder | None) -> tuple[Record, list[dict[str, Any]]]:
+    """`restore` in the first process, which tells the others."""
+    if not distributed.active():
+        return restore(trainer, folder)
+    found = None
+    if distributed.is_main():
+        record, lines = restore(trainer, folder)
+        found = asdict(record), lines
+    recorded, lines = distributed.from_main(found)
+    distributed.spread(checkpoint.checkpoint_tensors(trainer).values())
+    checkpoint.spread_inside(trainer, recorded["inside"])
+    return Record(**recorded), lines
+
+
 def save(
     trainer: Trainer,
     folder: RunFolder,
@@ -269,15 +302,18 @@ def save(
     """Take a snapshot of an epoch, and write it while the next one trains; with a `clock`, also the
     label table, if it is time."""
     model, epochs = trainer.model, record.epochs
+    begun = time.monotonic()
+    with_table = distributed.agree(is_due and clock is not None and clock.is_due())
+    table = label_scores(trainer) if with_table else None
+    computed = time.monotonic() - begun
+    if not distributed.is_main():
+        return
     is_best = record.best_epoch == epochs
     tensors = writer.snapshot(checkpoint.checkpoint_tensors(trainer)) if is_best or is_due else {}
     roles = trainer.method.predicts
     weights = model_weights(tensors, roles)
     recorded = asdict(record)
     more = described(trainer, lines)
-    begun = time.monotonic()
-    with_table = is_due and clock is not None and clock.is_due()
-    table = label_scores(trainer) if with_table else None
 
     def write() -> None:
         """The order matters: whatever a kill leaves behind, the checkpoint finds all files that it
@@ -296,7 +332,7 @@ def save(
                 clock.seconds = computed + time.monotonic() - started
                 clock.written_at = time.monotonic()
 
-    trainer_epochs, computed = trainer.settings.epochs, time.monotonic() - begun
+    trainer_epochs = trainer.settings.epochs
     writer.start(write)
 
 
@@ -343,18 +379,19 @@ def finish(
         model=trainer.model,
         path=folder.path if folder else None,
     )
-    if folder and not run.finished:
-        with folder.writing():
+    writes = folder if distributed.is_main() else None
+    if writes and not run.finished:
+        with writes.writing():
             epochs = trainer.settings.epochs
-            folder.write_table(labels, table_record(record.epochs, epochs, labels, noise))
-    if folder and run.finished:
-        with folder.writing():
-            trainer.model.save(folder.path / "model.safetensors")
+            writes.write_table(labels, table_record(record.epochs, epochs, labels, noise))
+    if writes and run.finished:
+        with writes.writing():
+            trainer.model.save(writes.path / "model.safetensors")
             if record.best_epoch is not None and lost is None:
-                folder.publish_best(record.best_epoch)
-            folder.write_final_table(labels)
-            write_checked(folder.summary, run.summary | {METRICS: folder.metrics_checksum()})
-            folder.tidy(record.best_epoch)
+                writes.publish_best(record.best_epoch)
+            writes.write_final_table(labels)
+            write_checked(writes.summary, run.summary | {METRICS: writes.metrics_checksum()})
+            writes.tidy(record.best_epoch)
     if run.finished:
         trainer.reporter.say(messages.conclusion(run.summary, run.path))
     return run

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pseudoloss import distributed
 from pseudoloss.config import as_flag
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.nn.devices import device_name
@@ -37,6 +38,8 @@ def introduction(trainer: Trainer, epochs_done: int) -> str:
         f"{settings.batch_size} images per epoch; learning rate {settings.lr:g}, "
         f"{settings.schedule}",
     ]
+    if distributed.size() > 1:
+        lines.append(processes_line(trainer))
     test = trainer.data.test
     if test is not None:
         noisy = ", whose labels may be wrong too" if trainer.data.noisy_test else ""
@@ -44,6 +47,17 @@ def introduction(trainer: Trainer, epochs_done: int) -> str:
     if epochs_done:
         lines.append(f"  resumed after epoch {epochs_done}")
     return "\n".join(lines)
+
+
+def processes_line(trainer: Trainer) -> str:
+    """How the work is divided."""
+    processes, settings = distributed.size(), trainer.settings
+    norm = "batch norm synchronised" if trainer.synced else "batch norm not synchronised"
+    return (
+        f"  {processes} processes with {settings.batch_size // processes} of the "
+        f"{settings.batch_size} images of a step each; {norm}; the learning rate is that of the "
+        "whole step and is not scaled"
+    )
 
 
 def chosen(preset: str, fitting: dict[str, Any]) -> str:

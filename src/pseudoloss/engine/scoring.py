@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudoloss.data.storage import ImageParts
+from pseudoloss.data.storage import ImageParts, chunks
 from pseudoloss.engine.history import History
 from pseudoloss.inference.passes import images_at_once, predict, project, with_rows
 from pseudoloss.nn.networks import Network
@@ -51,12 +51,14 @@ class ImageScorer:
             return
         draws_NK = self.draws(weak * WEAK_DRAWS)
         with network.frozen():
-            chunks = self.images.parts(images_at_once(self.views))
-            for rows, images_BCHW in with_rows(chunks):
+            end = 0
+            for own, images_BCHW, whole in chunks(self.images, images_at_once(self.views)):
                 found = [network(self.views.plain(images_BCHW))[0]] if plain else []
-                for draws_BK in draws_NK[rows].split(WEAK_DRAWS, dim=1):
+                for draws_BK in draws_NK[own].split(WEAK_DRAWS, dim=1):
                     found.append(network(self.views.weak(images_BCHW, draws_BK))[0])
-                yield rows, found
+                found = [whole(logits_BC) for logits_BC in found]
+                start, end = end, end + len(found[0])
+                yield slice(start, end), found
 
     def projections(self) -> Tensor:
         return project(self.predictor, self.views, self.images)

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pseudoloss import distributed
 from pseudoloss.engine.building import follow
 from pseudoloss.engine.capture import Call, capture, compiled, first_try
 from pseudoloss.engine.feed import Feed
+from pseudoloss.engine.shares import gather_outputs, show_share
 from pseudoloss.methods.base import Batch, Ema, Outputs, Step, ViewBatch
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
@@ -65,6 +67,8 @@ def make_step(
     networks use plain layers.
     """
     trained = [optimisers[role] for role in step.trains]
+    several = distributed.active()
+    weights = [p for optimiser in trained for p in optimiser.param_groups[0]["params"]]
     followers = {role: ema for role, ema in emas.items() if ema.of in step.trains}
     statistics = [s for network in networks.values() for s in running_statistics(network)]
     one = torch.ones_like(tally.bad)
@@ -77,16 +81,21 @@ def make_step(
         losses, raw = [], []
         for part in range(feed.parts):
             batch = feed.batch(part)
+            shown = show_share(step, show, views, batch) if several else show(views, batch)
             outputs = {
-                role: forward(networks[role], shown, step.no_grad_in_eval)
-                for role, shown in show(views, batch).items()
+                role: forward(networks[role], seen, step.no_grad_in_eval)
+                for role, seen in shown.items()
             }
+            if several:
+                outputs = {role: gather_outputs(found) for role, found in outputs.items()}
             loss = loss_of(outputs, batch, state) / feed.parts
             loss.backward()
             losses.append(loss.detach())
             raw += [t.detach() for found in outputs.values() for t in tensors_in(found)]
+        if several:
+            distributed.add_up_gradients(weights)
         tally.bad.zero_()
-        grads = [p.grad for o in trained for p in parameters_of(o) if p.grad is not None]
+        grads = [p.grad for p in weights if p.grad is not None]
         if can_skip:  # sets `bad` to 1 if anything is not finite, and multiplies all by one
             every = [*grads, *losses, *raw]
             torch._amp_foreach_non_finite_check_and_unscale_(every, tally.bad, one)

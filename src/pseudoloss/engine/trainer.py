@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pseudoloss import methods
+from pseudoloss import distributed, methods
 from pseudoloss.config import OWN, Settings
 from pseudoloss.data import Data, ImageFiles, ImageSet
-from pseudoloss.data.storage import DeviceImages, place
+from pseudoloss.data.storage import DeviceImages, choose_place, place
 from pseudoloss.engine.building import (
     build_model,
     build_networks,
@@ -39,6 +39,7 @@ from pseudoloss.inference.passes import predict, project, with_rows
 from pseudoloss.methods.base import Phase, Scoring, Step, Verdict, check_declarations
 from pseudoloss.methods.metrics import knn_predict
 from pseudoloss.nn.devices import can_fuse, choose_device
+from pseudoloss.nn.sync_norm import separate_norms, synchronise_norms
 from pseudoloss.nn.views import WEAK_DRAWS
 from pseudoloss.progress import Reporter
 
@@ -92,6 +93,10 @@ class Trainer:
         self.networks = build_networks(self.method, data, settings, self.device, resumed)
         self.model = build_model(self.method, self.networks, self.views, data, settings)
         self._accelerate_networks()
+        self.synced = distributed.size() > 1 and settings.sync_norm
+        for network in self.networks.values() if self.synced else ():
+            network.synced = True
+            synchronise_norms(network)
         self.images = self._place(data.train, "images")
         self.test_images = None if data.test is None else self._place(data.test, "test images")
         self.history = self._history(self.images)
@@ -150,7 +155,8 @@ class Trainer:
         not finite or no step could be used."""
         random = generator(self.device, self.settings.seed, "epoch", epoch)
         # For dropout and the like in timm's networks.
-        torch.manual_seed(stream_seed(self.settings.seed, "layers", epoch))
+        own = "layers" if distributed.is_main() else f"layers {distributed.rank()}"
+        torch.manual_seed(stream_seed(self.settings.seed, own, epoch))
         number, epoch_in_phase = self.phase_of(epoch)
         first, place, self.done = 0, None, 0
         self.epoch_began = time.monotonic()
@@ -172,6 +178,10 @@ class Trainer:
                 self._now = (entry, prepared[1], random)
                 self.after_step()
             place = None
+        if not self.synced:  # every process has running statistics of its own
+            networks = self.networks.values()
+            buffers = [buffer for network in networks for buffer in network.buffers()]
+            distributed.average([buffer for buffer in buffers if buffer.is_floating_point()])
         # The effect of the last step on the weights shows in no loss.
         weights = [p.detach() for role in self.optimisers for p in self.networks[role].parameters()]
         finite = torch.nn.utils.get_total_norm(weights).isfinite()
@@ -344,7 +354,7 @@ class Trainer:
             dataset.paths[i]
             for images, dataset in sets
             if images is not None and dataset is not None and dataset.paths is not None
-            for i in sorted(images.lost)
+            for i in _of_all_processes(images.lost)
         ]
 
     def _draw_weak_views(self, scoring: Scoring, epoch: int) -> None:
@@ -417,7 +427,12 @@ class Trainer:
 
     def _place(self, dataset: ImageSet, what: str) -> DeviceImages:
         """Put the images where the settings want them, and say where if that was not asked for."""
-        images = place(dataset.images_NCHW, self.device, self.settings.images)
+        where = self.settings.images
+        if distributed.active() and not isinstance(dataset.images_NCHW, ImageFiles):
+            where = choose_place(dataset.images_NCHW.nbytes, self.device, where)
+            where = distributed.from_main(where)  # the same in all processes
+        images = place(dataset.images_NCHW, self.device, where)
+        images.shared = distributed.active()
         size = dataset.images_NCHW.nbytes / 2**30
         if self.settings.images != "auto":
             return images
@@ -442,8 +457,16 @@ class Trainer:
     def close(self) -> None:
         """Release the device: all but the networks, which stay as they were built."""
         self._plain_networks()
+        for trained in self.networks.values():
+            trained.synced = False
+            separate_norms(trained)
         for network in (*self.networks.values(), self.model.network):  # the last may be an ensemble
             network.eval()
         for optimiser in self.optimisers.values():
             optimiser.zero_grad(set_to_none=True)
         vars(self).clear()
+
+
+def _of_all_processes(lost: frozenset[int]) -> list[int]:
+    """Images are decoded by different processes."""
+    return sorted({i for found in distributed.all_values(sorted(lost)) for i in found})

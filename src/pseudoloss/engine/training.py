@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from pseudoloss import methods
-from pseudoloss.config import Settings, flag
+from pseudoloss import distributed, methods
+from pseudoloss.config import Settings, as_json, flag
 from pseudoloss.data import (
     Data,
     ReadOptions,
@@ -94,8 +94,28 @@ def train(
         where = "--epochs" if "epochs" in settings else f"epochs in --config {config}"
         raise InputError(f"--time chooses the epochs, and {where} contradicts it")
     folder = None if out is None else RunFolder(as_path(out, "--out"))
+    limits = Limits(started, minutes, checkpoint_every)
+    with distributed.session(asked.values.get("device", "auto")):
+        again = folder is not None and distributed.restarted(folder.path)
+        resume = distributed.agree(resume or again)
+        return _begin(source, folder, asked, reading, resume, limits, time_budget, quiet)
+
+
+def _begin(
+    source: Source | None,
+    folder: RunFolder | None,
+    asked: Request,
+    reading: dict[str, Any],
+    resume: bool,
+    limits: Limits,
+    time_budget: float | None,
+    quiet: bool,
+) -> Run:
+    """Find out whether this is a new run, make it ready and train."""
+    out = folder.path if folder else None
     recorded = folder.recorded() if folder and resume else None
-    reporter: Reporter = SilentReporter() if quiet else TerminalReporter()
+    silent = quiet or not distributed.is_main()
+    reporter: Reporter = SilentReporter() if silent else TerminalReporter()
     if folder and recorded is None:
         folder.refuse_if_taken()
     if folder and recorded and folder.finished:
@@ -110,7 +130,6 @@ def train(
             refuse_inside(folder.path, reading.get("test"))
 
     wait_for_compilers = load_compilers()
-    limits = Limits(started, minutes, checkpoint_every)
     with reporter:
         job = prepare(source, asked, recorded, reading, reporter, time_budget is not None)
         job.notices["skipped"] = health.skipped_files(
@@ -121,6 +140,9 @@ def train(
                 f"--resume: the images or labels of {job.data.name} are not those the run began "
                 "with"
             )
+        if distributed.active():
+            facts = {"fingerprint of the data": job.data.fingerprint()}
+            distributed.check_same(facts | as_json(job.settings), job.data.name)
         wait_for_compilers()
         with (
             using(choose_device(job.settings.device)),
@@ -128,7 +150,9 @@ def train(
             memory_errors(job.settings),
         ):
             if time_budget is not None and recorded is None:
-                job.settings, job.notices["time"] = fit_time(job, reporter, time_budget, started)
+                job.settings, job.notices["time"] = fit_time(
+                    job, reporter, time_budget, limits.started
+                )
             return _train_in(folder, recorded, job, reporter, limits)
 
 
@@ -144,6 +168,9 @@ def _train_in(
     with Trainer(job.data, job.settings, reporter, resumed) as trainer:
         if folder is None:
             return fit(trainer, None, job.notices, limits)
+        if not distributed.is_main():
+            distributed.wait_for_all()  # for the first process, which writes
+            return fit(trainer, folder, job.notices, limits)
         with folder.lock():
             if folder.recorded() != recorded:
                 raise BusyError(f"--out {folder.path}: another process has started a run here")
@@ -155,6 +182,8 @@ def _train_in(
                     named = isinstance(job.source, str | Path)
                     text = absolute(str(job.source)) if named else job.data.name
                     folder.create(text, not named, job.data, job.settings, job.options)
+            distributed.claim(folder.path)
+            distributed.wait_for_all()
             return fit(trainer, folder, job.notices, limits)
 
 
@@ -290,7 +319,7 @@ def fit_time(
         return methods.build(settings, *known)
 
     left = 60 * minutes - (time.monotonic() - started) - built - pace.startup
-    epochs = epochs_in(pace, job.settings, method_for, MARGIN * left)
+    epochs = distributed.from_main(epochs_in(pace, job.settings, method_for, MARGIN * left))
     chosen = with_epochs(job.settings, epochs)
     needed = pace.of(method_for(chosen), epochs)
     if needed <= left:

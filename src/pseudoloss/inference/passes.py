@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pseudoloss.data.storage import ImageParts
+from pseudoloss.data.storage import ImageParts, chunks
 from pseudoloss.inference.ensemble import AnyNetwork
 from pseudoloss.nn.views import Views
 
@@ -25,10 +25,10 @@ def predict(network: AnyNetwork, views: Views, pixels: ImageParts) -> Iterator[T
     differently, and a prediction must not depend on the other images.
     """
     with network.frozen():
-        for images_BCHW in pixels.parts(images_at_once(views)):
+        for _, images_BCHW, whole in chunks(pixels, images_at_once(views)):
             single = len(images_BCHW) == 1
             batch_BCHW = images_BCHW.expand(2, -1, -1, -1) if single else images_BCHW
-            yield network(views.plain(batch_BCHW))[0][: len(images_BCHW)]
+            yield whole(network(views.plain(batch_BCHW))[0][: len(images_BCHW)])
 
 
 @torch.no_grad()
@@ -37,8 +37,8 @@ def project(network: AnyNetwork, views: Views, pixels: ImageParts) -> Tensor:
     with network.frozen():
         return torch.cat(
             [
-                F.normalize(network(views.plain(images_BCHW))[1].float())
-                for images_BCHW in pixels.parts(images_at_once(views))
+                whole(F.normalize(network(views.plain(images_BCHW))[1].float()))
+                for _, images_BCHW, whole in chunks(pixels, images_at_once(views))
             ]
         )
 

@@ -175,9 +175,7 @@ def _weights(log_likelihoods: Sequence[float], images: int) -> list[float]:
     return torch.tensor(evidence, dtype=torch.float64).softmax(0).tolist()
 
 
-def _judge(
-    labels: "_Labels", models: Sequence[Noise], weights: Sequence[float]
-) -> LatentFit:
+def _judge(labels: "_Labels", models: Sequence[Noise], weights: Sequence[float]) -> LatentFit:
     log_prob_NC, given_N = labels.log_prob_NC, labels.given_N
     posterior_NC = torch.zeros_like(log_prob_NC, dtype=torch.float32)
     odds_2N = torch.zeros(2, len(given_N), dtype=torch.float64, device=given_N.device)
@@ -301,9 +299,7 @@ def look(q_NC: Tensor, sharpness: float) -> Tensor:
     return h_NC / h_NC.sum(1, keepdim=True)
 
 
-def likelihoods(
-    q_NC: Tensor, given_N: Tensor, K_CC: Tensor, sharpness: float = 1.0
-) -> Likelihoods:
+def likelihoods(q_NC: Tensor, given_N: Tensor, K_CC: Tensor, sharpness: float = 1.0) -> Likelihoods:
     C = q_NC.shape[1]
     right_N = q_NC.gather(1, given_N[:, None])[:, 0]
     h_NC = look(q_NC, sharpness)
@@ -483,8 +479,7 @@ def _add_doubt(labels: _Labels, noise: Noise, share: float, doubt_2N: Tensor) ->
     """Add a share of the probabilities that a label is wrong and right, with rates that are never 0,
     so that labels can be sorted even where the fitted rates are 0."""
     random, classes = (
-        max(rate, floor)
-        for rate, floor in zip((noise.random, noise.classes), FLOORS, strict=True)
+        max(rate, floor) for rate, floor in zip((noise.random, noise.classes), FLOORS, strict=True)
     )
     noise = replace(noise, random=random, classes=classes)
     K_CC = labels.confusion(noise)

@@ -42,6 +42,7 @@ class Network(nn.Module):
         self.projection = nn.Linear(features, projection)
         self.precision = precision
         self.fused = False  # our own backbones only: compute with `FusedOps` and `FoldedOps`
+        self.synced = False  # batch norm over all processes: plain layers in training
         self._folded: FoldedOps | None = None
 
     def forward(self, x_BChw: Tensor, groups: int = 1, no_grad: int = 0) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,7 @@ class Network(nn.Module):
     def forward_views(self, *views: Tensor, no_grad: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Logits and projection of every view, in one pass if that is faster. The first
         `no_grad` views need no gradient."""
-        if self.fused and self.training:
+        if self.fused and self.training and not self.synced:
             logits, projected = self(torch.cat(views), len(views), no_grad)
             chunks = logits.chunk(len(views)), projected.chunk(len(views))
             outputs = list(zip(*chunks, strict=True))
@@ -93,7 +94,7 @@ class Network(nn.Module):
         """The implementation of the layers for this call."""
         if self.fused and self._folded is not None and not torch.is_grad_enabled():
             return self._folded
-        if not self.fused or not self.training:
+        if not self.fused or not self.training or self.synced:
             return EAGER
         no_grad = no_grad if torch.is_grad_enabled() else groups
         side_stream = SideStream(device)

@@ -1,0 +1,97 @@
+"""The share of a step that one of several processes computes.
+
+All processes know the whole batch: its images, labels and random numbers. Each shows its networks
+an equal share of the rows and gathers the outputs, so the loss is that of the whole batch, whatever
+it does with the images in it: means, rankings, similarities of pairs, values to remember. Its
+gradient with respect to the own rows goes back through the own network, and the gradients of the
+weights are added up. So no method needs to know of this.
+
+Shapes: B images in the batch, b of them in a process, W processes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pseudoloss import distributed
+from pseudoloss.errors import InputError
+from pseudoloss.methods.base import Batch, Mix, Outputs, Step, ViewBatch
+
+
+def check_batch(size: int, parts: int) -> None:
+    """Refuse batches that cannot be divided evenly."""
+    processes = distributed.size()
+    if size % (parts * processes):
+        each = f"the {parts} parts of " if parts > 1 else ""
+        raise InputError(
+            f"--batch-size: {each}batches of {size} images cannot be divided over {processes} "
+            f"processes; use a multiple of {parts * processes}"
+        )
+
+
+def show_share(step: Step, show: Any, views: Any, batch: Batch) -> dict[str, ViewBatch]:
+    """The views of the rows of this process."""
+    if len(step.streams) > 1:  # views of one stream alone: their rows are known afterwards
+        shown = show(views, batch)
+        return _select(shown, lambda view: view[distributed.own(len(view))])
+    own, each = _with_partners(batch)
+    return _select(show(views, own), lambda view: view[:each])
+
+
+def _select(shown: dict[str, ViewBatch], rows: Any) -> dict[str, ViewBatch]:
+    return {
+        role: ViewBatch([rows(view) for view in found[0]], [rows(view) for view in found[1]])
+        for role, found in shown.items()
+    }
+
+
+def _with_partners(batch: Batch) -> tuple[Batch, int]:
+    """The rows of this process, then the rows that they are mixed with."""
+    own = distributed.own(len(batch.index_B))
+    each, device = own.stop - own.start, batch.index_B.device
+    rows_X = torch.cat(
+        [torch.arange(own.start, own.stop, device=device)]
+        + [mix.partner_B[own] for mix in batch.mixes]
+    )
+    everywhere_X = torch.arange(len(rows_X), device=device)
+    mixes = tuple(
+        Mix(torch.cat([everywhere_X[each * (i + 1) : each * (i + 2)], everywhere_X[each:]]), lam)
+        for i, (_, lam) in enumerate(batch.mixes)
+    )
+    found = Batch(
+        batch.index_B[rows_X],
+        batch.images_BCHW[rows_X],
+        batch.given_B[rows_X],
+        mixes,
+        batch.draws_BK[rows_X],
+    )
+    return found, each
+
+
+def gather_outputs(outputs: Outputs) -> Outputs:
+    """The outputs for the whole batch, in one transfer."""
+    count = len(outputs.no_grad)
+    pairs = [*outputs.no_grad, *outputs.with_grad]
+    tensors = [tensor for pair in pairs for tensor in pair]
+    flat_WL = _Gather.apply(torch.cat([tensor.flatten() for tensor in tensors]))  # type: ignore[no-untyped-call]
+    pieces = flat_WL.split([tensor.numel() for tensor in tensors], dim=1)
+    wholes = [
+        piece.reshape(-1, tensor.shape[1]) for piece, tensor in zip(pieces, tensors, strict=True)
+    ]
+    found = list(zip(wholes[::2], wholes[1::2], strict=True))
+    no_grad = [(logits.detach(), projection.detach()) for logits, projection in found[:count]]
+    return Outputs(no_grad, found[count:])
+
+
+class _Gather(torch.autograd.Function):
+    """(W, L) of the values (L) of every process. All processes compute the same loss of it, so the
+    gradient is known without another transfer."""
+
+    @staticmethod
+    def forward(ctx: Any, x_L: Tensor) -> Tensor:
+        return distributed.gather(x_L[None])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0][distributed.rank()]
