@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from pseudoloss.auditing.cache import FeatureCache, cache_folder, digest_of
+from pseudoloss.auditing.cache import FeatureCache, digest_of
 from pseudoloss.auditing.extractors import RUN, Extractor, open_extractor
 from pseudoloss.data import Skipped
 from pseudoloss.data.decoding import (
@@ -34,7 +34,7 @@ from pseudoloss.data.decoding import (
 )
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, cache_folder
 
 HEADERS = 500  # images whose size is looked at
 ORIENTATION = 0x0112  # the EXIF tag
@@ -192,7 +192,9 @@ def _extract(
     progress: Progress,
 ) -> Features:
     """Features of all images: from the cache, else computed in batches and added to the cache."""
-    store = FeatureCache(cache_folder() / extractor.key[:32] if cache else None, extractor.width)
+    store = FeatureCache(
+        cache_folder("features") / extractor.key[:32] if cache else None, extractor.width
+    )
     count, skipped, computed = len(names), [], 0
     values_ND = np.zeros((count, extractor.width), np.float16)
     kept_N = np.ones(count, dtype=bool)
