@@ -13,7 +13,8 @@ def run(arguments: list[str]) -> None:
 
     RUN is a run folder, a folder written by pseudoloss export --format safetensors, or a
     .safetensors file. IMAGES are image files, folders (searched recursively), tables (.csv, .tsv,
-    .parquet) with a column path, and WebDataset shards (wds:FOLDER). Images are preprocessed as in training. Prints one row per
+    .parquet) with a column path, and WebDataset shards (wds:FOLDER). Images are preprocessed as in
+    training. Prints one row per
     image: path, label, probability. If IMAGES is one folder or table, paths are relative to it, as
     in the label table of a run. Files that cannot be read are reported and skipped.
     """

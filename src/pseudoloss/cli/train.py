@@ -70,6 +70,7 @@ def run(arguments: list[str]) -> None:
             time_budget=args.time,
             checkpoint_every=args.checkpoint_every,
             quiet=args.quiet,
+            log=args.log,
             **explicit,
         ).finished
     except KeyboardInterrupt:
@@ -152,6 +153,12 @@ def train_parser(preset: str | None = None, method: str | None = None) -> Parser
         help="number of epochs between checkpoints; the last epoch always has one (default: 1)",
     )
     add("--quiet", action="store_true", help="print only errors")
+    add(
+        "--log",
+        default="",
+        metavar="NAMES",
+        help="also log metrics to tensorboard, wandb or mlflow; several with commas",
+    )
     add_read_options(parser)
     _add_settings(parser, preset, method)
     return parser

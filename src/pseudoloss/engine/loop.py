@@ -11,6 +11,7 @@ import pandas as pd
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
 from pseudoloss.engine.label_scores import label_scores
+from pseudoloss.engine.loggers import Loggers
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.writer import Writer
 from pseudoloss.errors import InputError, TrainingError
@@ -61,9 +62,16 @@ class TableClock:
         return time.monotonic() - self.written_at > pause
 
 
-def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Limits) -> Run:
+def fit(
+    trainer: Trainer,
+    folder: RunFolder | None,
+    notices: Notices,
+    limits: Limits,
+    loggers: Loggers | None = None,
+) -> Run:
     """Train the epochs that are not done yet, then write the results. `notices` were made before
     training."""
+    loggers = loggers or Loggers()
     settings, reporter = trainer.settings, trainer.reporter
     record, lines = restore(trainer, folder)
     resumed_at, earlier = len(lines), record.seconds
@@ -88,13 +96,17 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
                 is_last = time_is_up or record.epochs == settings.epochs
                 is_due = is_last or record.epochs % limits.checkpoint_every == 0
                 save(trainer, folder, record, is_due, writer, None if is_last else clock)
+            loggers.epoch(line)
             reporter.say(messages.epoch_line(trainer, lines, record.best))
     if limits.minutes is not None and record.epochs < settings.epochs:
         path = folder.path if folder else None
         reporter.say(messages.stopped_early(limits.minutes, spent, needed, record.epochs, path))
     if len(lines) == resumed_at:  # the checkpoint was that of the last epoch
         trainer.restore_predictions()
-    return finish(trainer, folder, record, lines)
+    run = finish(trainer, folder, record, lines)
+    if run.finished:
+        loggers.finish(run.summary)
+    return run
 
 
 def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -> dict[str, Any]:

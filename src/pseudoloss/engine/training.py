@@ -5,7 +5,7 @@ settings, `loop.fit` trains. What a step minimises is in methods/.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pseudoloss import methods
-from pseudoloss.config import Settings, flag
+from pseudoloss.config import Settings, as_json, flag
 from pseudoloss.data import (
     Data,
     ReadOptions,
@@ -34,6 +34,7 @@ from pseudoloss.engine import health, messages
 from pseudoloss.engine.capture import load_compilers
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import choose_settings, epochs_in, measure_pace, with_epochs
+from pseudoloss.engine.loggers import Loggers, Start, read_names
 from pseudoloss.engine.loop import Limits, fit
 from pseudoloss.engine.randomness import isolated_torch
 from pseudoloss.engine.trainer import Trainer
@@ -45,6 +46,7 @@ from pseudoloss.presets import HUMAN, Request, request
 from pseudoloss.progress import Reporter, SilentReporter, TerminalReporter
 from pseudoloss.reading import READ_OPTIONS
 from pseudoloss.runs import Recorded, Run, RunFolder, load
+from pseudoloss.version import __version__
 
 MARGIN = 0.9  # share of --time that is planned for: an estimate can be wrong
 
@@ -60,6 +62,7 @@ def train(
     time_budget: float | None = None,
     checkpoint_every: int = 1,
     quiet: bool = False,
+    log: str | Sequence[str] = (),
     **settings: Any,
 ) -> Run:
     """Train a classifier on images with noisy labels.
@@ -76,6 +79,7 @@ def train(
         time_budget: choose as many epochs as fit into this number of minutes.
         checkpoint_every: number of epochs between checkpoints (the last epoch always has one).
         quiet: print nothing.
+        log: where metrics go beside metrics.jsonl: any of "tensorboard", "wandb" and "mlflow".
         settings: any field of `Settings` or of the settings of the method, on top of the preset;
             and any field of `ReadOptions`, which say how image files are read.
 
@@ -90,6 +94,9 @@ def train(
     reading = {name: settings.pop(name) for name in READ_OPTIONS if name in settings}
     asked = request(preset, None if config is None else as_path(config, "--config"), settings)
     _check_limits(minutes, time_budget, checkpoint_every)
+    loggers = read_names(log)
+    if loggers and out is None:
+        raise InputError(f"--log {','.join(loggers)}: needs --out, the run folder")
     if time_budget is not None and "epochs" in asked.values:
         where = "--epochs" if "epochs" in settings else f"epochs in --config {config}"
         raise InputError(f"--time chooses the epochs, and {where} contradicts it")
@@ -129,7 +136,7 @@ def train(
         ):
             if time_budget is not None and recorded is None:
                 job.settings, job.notices["time"] = fit_time(job, reporter, time_budget, started)
-            return _train_in(folder, recorded, job, reporter, limits)
+            return _train_in(folder, recorded, job, reporter, limits, loggers)
 
 
 def _train_in(
@@ -138,6 +145,7 @@ def _train_in(
     job: "Job",
     reporter: Reporter,
     limits: Limits,
+    loggers: Sequence[str],
 ) -> Run:
     """Train, and keep other processes out of the run folder meanwhile."""
     resumed = folder is not None and folder.checkpoint.exists()
@@ -155,7 +163,10 @@ def _train_in(
                     named = isinstance(job.source, str | Path)
                     text = absolute(str(job.source)) if named else job.data.name
                     folder.create(text, not named, job.data, job.settings, job.options)
-            return fit(trainer, folder, job.notices, limits)
+            facts = {"source": job.data.name, "pseudoloss": __version__} | as_json(job.settings)
+            start = Start(folder.path / "loggers", facts)
+            with Loggers(loggers, start, reporter.notice) as log:
+                return fit(trainer, folder, job.notices, limits, log)
 
 
 def _already_finished(folder: RunFolder, reporter: Reporter) -> Run:
