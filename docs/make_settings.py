@@ -122,6 +122,7 @@ WHEN = {
     "time": "You know how long you can wait, but not how many epochs that is.",
     "checkpoint_every": "More if writing a large model takes long.",
     "quiet": "In scripts.",
+    "log": "To watch runs elsewhere ([cluster.md](cluster.md#loggers)).",
 }
 
 READING = """## Reading folders and tables

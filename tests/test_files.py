@@ -14,6 +14,7 @@ from pseudoloss.files import (
     DTYPES,
     as_path,
     at_home,
+    cache_folder,
     from_safetensors,
     new_folder,
     to_json,
@@ -129,3 +130,20 @@ def test_files_of_other_programs_are_refused(tmp_path):
     path.write_bytes(save({"a": torch.zeros(2)}))
     with pytest.raises(ValueError, match="not written by pseudoloss"):
         from_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"PSEUDOLOSS_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a/features"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/pseudoloss/features"),
+        ({}, "/home/me/.cache/pseudoloss/features"),
+    ],
+)
+def test_the_cache_folder(monkeypatch, variables, expected):
+    for name in ("PSEUDOLOSS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder("features").as_posix() == expected

@@ -44,6 +44,15 @@ def at_home(path: str | Path) -> Path:
         return Path(path)
 
 
+def cache_folder(name: str) -> Path:
+    """Where something is kept between commands: PSEUDOLOSS_CACHE, else XDG_CACHE_HOME/pseudoloss,
+    else ~/.cache/pseudoloss; in its folder `name`."""
+    own, shared = os.environ.get("PSEUDOLOSS_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return at_home(own) / name
+    return at_home(shared or "~/.cache") / "pseudoloss" / name
+
+
 def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another name") -> None:
     """Refuse an output that exists: nothing is overwritten."""
     if path.exists() or path.is_symlink():

@@ -16,9 +16,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from pseudoloss import claims
 from pseudoloss.config import Settings, as_json, upgrade_settings
 from pseudoloss.data import Data, ReadOptions, Skipped
-from pseudoloss.errors import BusyError, InputError, TrainingError, first_line, reason
+from pseudoloss.errors import InputError, TrainingError, first_line, reason
 from pseudoloss.files import (
     as_path,
     from_safetensors,
@@ -36,11 +37,6 @@ from pseudoloss.inference.model import Model, load_model, make_model
 from pseudoloss.labels.table import read_labels, write_csv, write_labels
 from pseudoloss.nn.devices import choose_device
 from pseudoloss.version import __version__
-
-try:
-    import fcntl
-except ImportError:  # not on this system: two processes are not kept apart
-    fcntl = None  # type: ignore[assignment]
 
 METRICS = "metrics_checksum"  # the key in summary.json of the SHA-256 of metrics.jsonl
 NETWORKS = "networks."  # the names of the weights in a checkpoint start with this and their role
@@ -322,8 +318,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Create the folder if needed, and keep other processes out of it. The lock ends with the
-        process, however that ends."""
+        """Create the folder if needed, and keep other processes out of it (see `claims`)."""
         with lock_folder(self.path, self.checkpoint.parent):
             for folder in (self.path, self.checkpoint.parent):
                 remove_drafts(folder)
@@ -332,21 +327,13 @@ class RunFolder:
     @property
     def busy(self) -> bool:
         """Whether a process is working on the run. Writes nothing."""
-        try:
-            with (self.path / ".lock").open("r+") as file:
-                if fcntl is None:
-                    return False
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    return True
-        except OSError:  # no folder or no lock file; `lock` reports one that cannot be opened
-            pass
-        return False
+        return claims.holder(self.path) is not None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around writes: a full or missing disk ends the run with one line."""
+        """Around writes: a full or missing disk ends the run with one line, and so does another
+        process that has taken over."""
+        claims.check(self.path)
         try:
             yield
         except OSError as error:
@@ -463,21 +450,17 @@ def resume_command(path: Path) -> str:
 @contextmanager
 def lock_folder(path: Path, inner: Path) -> Iterator[None]:
     """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`."""
-    missing = [folder for folder in (inner, *inner.parents) if not folder.exists()]
+    needed = (path / claims.FOLDER, inner, *inner.parents)
+    missing = [folder for folder in needed if not folder.exists()]
     try:
         inner.mkdir(parents=True, exist_ok=True)
-        file = (path / ".lock").open("w")
+        held = claims.take(path)
     except OSError as error:
         for folder in missing:  # leave nothing behind
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise InputError(f"--out {path}: cannot be written ({error.strerror})") from None
-    with file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BusyError(f"--out {path}: another process is working on this run") from None
+    with held:
         yield
 
 

@@ -4,12 +4,11 @@ import os
 import time
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pseudoloss.auditing import cache as caching
-from pseudoloss.auditing.cache import FeatureCache, cache_folder, digest_of
+from pseudoloss.auditing.cache import FeatureCache, digest_of
 
 WIDTH = 5
 
@@ -141,23 +140,6 @@ def test_old_drafts_are_removed(tmp_path):
     FeatureCache(tmp_path, WIDTH)
     assert not old.exists()
     assert new.exists()
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"PSEUDOLOSS_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a/features"),
-        ({"XDG_CACHE_HOME": "/b"}, "/b/pseudoloss/features"),
-        ({}, "/home/me/.cache/pseudoloss/features"),
-    ],
-)
-def test_the_folder(monkeypatch, variables, expected):
-    for name in ("PSEUDOLOSS_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/home/me")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert cache_folder().as_posix() == expected
 
 
 @given(st.lists(st.binary(max_size=4), max_size=4), st.lists(st.binary(max_size=4), max_size=4))

@@ -16,7 +16,7 @@ import pseudoloss as pl
 from conftest import TINY, assert_same_run, make_source, metrics_of
 from processes import FLAGS
 from pseudoloss.config import METHOD_SETTINGS
-from pseudoloss.engine import checkpoint, feed, loop
+from pseudoloss.engine import checkpoint, feed, loop, watch
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.files import from_safetensors
 from pseudoloss.interrupts import SIGNALS, Interrupted, deferred, raised
@@ -154,7 +154,7 @@ def test_long_epochs_have_checkpoints_inside(tmp_path, monkeypatch):
 
     pl.train(make_source(), out=tmp_path / "whole", quiet=True, **TINY)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
+        patch.setattr(watch, "CHECKPOINT_SECONDS", -1.0)
         patch.setattr(checkpoint, "save", spy)
         patch.setattr(SilentReporter, "step", die)
         with pytest.raises(Killed):

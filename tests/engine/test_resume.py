@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_made_leaves_no_parents(tmp_path, monkeypatch):
     whole = Path.open
 
     def refuse(self, *arguments, **options):
-        if self.name == ".lock":
+        if self.parent.name == ".lock":
             raise PermissionError(13, "Permission denied")
         return whole(self, *arguments, **options)
 

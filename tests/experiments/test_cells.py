@@ -1,7 +1,9 @@
 """Training the cells of an experiment: states, resuming, several processes."""
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from experiment_files import call, fake_training, write_cell_run, write_result_file, write_run
 
+from pseudoloss import claims
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.experiments import cells
 from pseudoloss.experiments.catalogue import EXPERIMENTS
@@ -312,6 +315,38 @@ def test_a_killed_cell_resumes(tmp_path, capsys):
     assert (code, "digits-pls seed 1: resumes in" in text) == (0, True)
     assert len(folder.metrics()) == 4
     assert read_states(tmp_path, capsys, "--seeds", "1", *more)["digits-pls 1"] == "done"
+
+
+def test_a_cell_whose_worker_on_another_machine_is_silent_is_taken_over(
+    tmp_path, capsys, monkeypatch
+):
+    """The claim has not ended yet, but nothing has been heard of the worker for a while."""
+    monkeypatch.setattr(cells, "train", fake_training({}))
+    monkeypatch.setattr(claims, "RENEW_SECONDS", 0.01)
+    arguments = ["run", "digits", "--out", tmp_path, "--only", "*-ce", "--seeds", "1"]
+    place = tmp_path / "digits" / "digits-ce" / "seed1" / ".lock"
+    place.mkdir(parents=True)
+    (place / "1").write_text(json.dumps({"host": "node7", "pid": 9, "token": "t"}))
+
+    def last_seen(seconds):
+        os.utime(place / "1", (time.time() - seconds,) * 2)
+
+    last_seen(5)  # it works: it is not waited for
+    code, text, _ = call(*arguments, capsys=capsys)
+    assert (code, text.count("another process is training it (process 9 on node7")) == (0, 1)
+    assert "1 busy" in text
+    last_seen(claims.EXPIRED_SECONDS - 0.5)
+    real = cells.train
+
+    def train(source, out, **more):
+        assert claims.holder(out) is None
+        shutil.rmtree(out)  # the stand-in wants to make the folder
+        return real(source, out, **more)
+
+    monkeypatch.setattr(cells, "train", train)
+    code, text, _ = call(*arguments, capsys=capsys)
+    assert (code, text.count("waiting for process 9 on node7")) == (0, 1)
+    assert "1 done" in text
 
 
 # ----------------------------------------------------------------------------------- invalid input

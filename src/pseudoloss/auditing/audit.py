@@ -43,7 +43,7 @@ from pseudoloss.auditing.scoring import LabelScores, score_labels
 from pseudoloss.auditing.summary import summarise
 from pseudoloss.data.scanning import refuse_unreadable
 from pseudoloss.data.sources import Source, absolute, refuse_inside
-from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, at_home
 from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, decide
 from pseudoloss.labels.table import score_rows
@@ -211,6 +211,8 @@ def _claimed(folder: AuditFolder) -> Iterator[None]:
     try:
         with folder.lock():
             yield
+    except BusyError:  # the folder is another's
+        raise
     except InputError:
         folder.remove_if_empty()
         raise

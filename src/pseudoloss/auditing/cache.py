@@ -1,6 +1,6 @@
 """Features of images that were seen before, by the content of the image.
 
-Every extractor has a folder of its own in `cache_folder()`. It holds shards: files that are written
+Every extractor has a folder of its own in the cache folder. It holds shards: files that are written
 once, under a name of their own, and never changed. So two processes can write at the same time, and
 a process that is killed loses only the rows it has not written yet. Shapes: M rows, D features.
 
@@ -10,7 +10,6 @@ then M×D values (float16).
 
 import contextlib
 import hashlib
-import os
 import struct
 import time
 import uuid
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pseudoloss.errors import reason
-from pseudoloss.files import at_home, write_atomically
+from pseudoloss.files import write_atomically
 
 DIGEST = 32  # bytes
 DTYPE = np.dtype("<f2")
@@ -30,15 +29,6 @@ OLD_DRAFT = 3600.0  # seconds after which the draft of a killed process is remov
 
 _MAGIC = b"plsfeat1"
 _HEADER = struct.Struct(f"<8sII{DIGEST}s{DIGEST}s")
-
-
-def cache_folder() -> Path:
-    """Where features are kept: PSEUDOLOSS_CACHE, else XDG_CACHE_HOME/pseudoloss, else
-    ~/.cache/pseudoloss; in its folder `features`."""
-    own, shared = os.environ.get("PSEUDOLOSS_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return at_home(own) / "features"
-    return at_home(shared or "~/.cache") / "pseudoloss" / "features"
 
 
 def digest_of(*parts: bytes | memoryview) -> bytes:

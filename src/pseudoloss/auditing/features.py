@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from pseudoloss import distributed
-from pseudoloss.auditing.cache import FeatureCache, cache_folder, digest_of
+from pseudoloss.auditing.cache import FeatureCache, digest_of
 from pseudoloss.auditing.extractors import RUN, Extractor, open_extractor
 from pseudoloss.data import Skipped
 from pseudoloss.data.decoding import (
@@ -36,7 +36,7 @@ from pseudoloss.data.decoding import (
 )
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, cache_folder
 
 HEADERS = 500  # images whose size is looked at
 ORIENTATION = 0x0112  # the EXIF tag
@@ -195,7 +195,9 @@ def _extract(
 ) -> Features:
     """Features of all images: from the cache, else computed in batches and added to the cache.
     Several processes extract those of a part of the images each."""
-    store = FeatureCache(cache_folder() / extractor.key[:32] if cache else None, extractor.width)
+    store = FeatureCache(
+        cache_folder("features") / extractor.key[:32] if cache else None, extractor.width
+    )
     count, computed = len(names), 0
     own = distributed.part(count)
     last, reasons, digests = own.stop - 1, {}, []

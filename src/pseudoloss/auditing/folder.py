@@ -6,6 +6,7 @@ examples.npz, skipped.csv and, written last, summary.json.
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 import pandas as pd
 
-from pseudoloss import runs
+from pseudoloss import claims, runs
 from pseudoloss.data import Skipped
 from pseudoloss.errors import InputError, TrainingError, reason
 from pseudoloss.files import as_path, read_checked, write_atomically, write_checked
@@ -135,7 +136,7 @@ class AuditFolder:
         """Remove a folder in which nothing but the lock is."""
         with contextlib.suppress(OSError):
             if [path.name for path in self.path.iterdir()] == [".lock"]:
-                self.file(".lock").unlink()
+                shutil.rmtree(self.file(".lock"))
                 self.path.rmdir()
 
     def lock(self) -> AbstractContextManager[None]:
@@ -143,7 +144,9 @@ class AuditFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around writes: a full or missing disk ends the audit with one line."""
+        """Around writes: a full or missing disk ends the audit with one line, and so does another
+        process that has taken over."""
+        claims.check(self.path)
         try:
             yield
         except OSError as error:

@@ -138,6 +138,7 @@ def _of_files(source: FileSource) -> AuditImages:
         split = source.splits.get(part)
         if split is not None:
             skipped += [Skipped(name, "is not in a class folder") for name in split.loose]
+            skipped += split.skipped
             # The label of an item that could not be loaded is empty.
             loaded = [label != "" for label in split.labels]
             skipped += [

@@ -28,6 +28,7 @@ def run(arguments: list[str]) -> None:
       TABLE             a .csv, .tsv or .parquet file with the columns path and label
       FILE.npz          NumPy arrays: images, labels
       hf:NAME           a Hugging Face dataset; also hf:NAME:CONFIG and hf:FOLDER
+      wds:SHARDS        WebDataset shards: wds:FOLDER or wds:FOLDER/train-{000..009}.tar
       digits            scikit-learn's handwritten digits
       cifar10:DIR, cifar100:DIR, imagenet32:DIR, cnwl:DIR:0.4,
       web-aircraft:DIR, web-bird:DIR, web-car:DIR

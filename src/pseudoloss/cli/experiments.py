@@ -1,12 +1,14 @@
 """The commands of `pseudoloss experiments`."""
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from pseudoloss.cli.parser import Parser, add_several, number, path, whole
+from pseudoloss.cli.parser import Parser, add_several, duration, number, path, whole
 from pseudoloss.config import as_flag
 from pseudoloss.errors import InputError, name_hint
 from pseudoloss.interrupts import renamed
@@ -96,7 +98,21 @@ def experiments_run(arguments: list[str]) -> None:
         help="only list the cells, their states and the commands that train them",
     )
     add("--quiet", action="store_true", help="print one line per cell, none per epoch")
+    add(
+        "--submit",
+        choices=("slurm", "local"),
+        help="start workers as jobs of SLURM, or as processes of this machine (needs submitit)",
+    )
+    text = "number of workers (default: 1)"
+    add("--workers", type=whole, default=1, metavar="N", help=text)
+    add("--partition", metavar="NAME", help="partition of SLURM")
+    add("--gpus", type=whole, metavar="N", help="GPUs of each worker")
+    text = "time limit of a job, such as 12h; after it, the worker is queued again and resumes"
+    add("--time", type=duration, metavar="TIME", help=text)
+    text = "other options of sbatch, such as account=vision mem=64G"
+    add_several(parser, "--sbatch", "NAME=VALUE", text)
     args = parser.parse(arguments)
+    parameters = _parameters(args)
     from pseudoloss.experiments.catalogue import find_experiment
 
     experiment = find_experiment(args.name)
@@ -115,6 +131,14 @@ def experiments_run(arguments: list[str]) -> None:
             why = f": other settings: {others}" if others else job.damage and f": {job.damage}"
             print(f"{state:7} {job.name}{why}\n        {job.command}")
         return
+    if args.submit is not None:
+        from pseudoloss.cli.submission import check, open_executor, submit
+
+        check(args.submit)
+        cells.check_before_training(jobs, places, args.minutes)
+        executor = open_executor(args.submit, args.out / "workers", parameters)
+        submit(executor, _worker_arguments(args), args.workers, _say)
+        return
     try:
         states = cells.run(jobs, places, minutes=args.minutes, quiet=args.quiet, say=_say)
     except KeyboardInterrupt as error:
@@ -127,6 +151,48 @@ def experiments_run(arguments: list[str]) -> None:
     print("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
     if experiment.name == "selection":
         print("   or: pseudoloss " + shlex.join(["experiments", "plot", "accuracy", *chosen]))
+
+
+def _parameters(args: argparse.Namespace) -> dict[str, Any]:
+    """What submitit gets; nothing without --submit."""
+    options = {"--partition": args.partition, "--gpus": args.gpus, "--time": args.time}
+    options["--sbatch"] = args.sbatch or None
+    if args.submit is None:
+        for name in [name for name, value in options.items() if value is not None]:
+            raise InputError(f"{name}: is for --submit slurm")
+        if args.workers != 1:
+            raise InputError("--workers: is for --submit slurm and --submit local")
+        return {}
+    for name, value in (("--workers", args.workers), ("--gpus", args.gpus)):
+        if value is not None and value < (name == "--workers"):
+            raise InputError(f"{name} must be {int(name == '--workers')} or more, not {value}")
+    parameters: dict[str, Any] = {"timeout_min": 7 * 24 * 60 if args.time is None else args.time}
+    parameters["timeout_min"] = max(1, round(parameters["timeout_min"]))
+    if args.gpus is not None:
+        parameters["gpus_per_node"] = args.gpus
+    if args.submit == "local":
+        for name in [name for name in ("--partition", "--sbatch") if options[name] is not None]:
+            raise InputError(f"{name}: is for --submit slurm")
+    else:
+        others = {}
+        for text in args.sbatch:
+            name, equals, value = text.partition("=")
+            if not equals or not re.fullmatch(r"[a-z][a-z_-]*", name):
+                raise InputError(f"--sbatch {text}: must be NAME=VALUE, such as account=vision")
+            others[name.replace("-", "_")] = value
+        parameters |= {"slurm_additional_parameters": others}
+        parameters |= {} if args.partition is None else {"slurm_partition": args.partition}
+    return parameters
+
+
+def _worker_arguments(args: argparse.Namespace) -> list[str]:
+    """The arguments of a worker: those of the command, without where workers are started."""
+    found = [args.name, "--out", str(args.out), "--seeds", *map(str, args.seeds)]
+    for name, values in (("--data", args.data), ("--only", args.only), ("--set", args.set)):
+        found += [name, *values] if values else []
+    if args.minutes is not None:
+        found += ["--minutes", str(args.minutes)]
+    return [*found, "--quiet"] if args.quiet else found
 
 
 def experiments_table(arguments: list[str]) -> None:

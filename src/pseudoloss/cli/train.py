@@ -44,6 +44,7 @@ def run(arguments: list[str]) -> None:
       TABLE             a .csv, .tsv or .parquet file with the columns path and label
       FILE.npz          NumPy arrays: images, labels
       hf:NAME           a Hugging Face dataset; also hf:NAME:CONFIG and hf:FOLDER
+      wds:SHARDS        WebDataset shards: wds:FOLDER or wds:FOLDER/train-{000..009}.tar
       digits            scikit-learn's handwritten digits
       cifar10:DIR, cifar100:DIR, imagenet32:DIR, cnwl:DIR:0.4,
       web-aircraft:DIR, web-bird:DIR, web-car:DIR
@@ -71,6 +72,7 @@ def run(arguments: list[str]) -> None:
             time_budget=args.time,
             checkpoint_every=args.checkpoint_every,
             quiet=args.quiet,
+            log=args.log,
             **explicit,
         ).finished
     except KeyboardInterrupt as error:
@@ -158,6 +160,12 @@ def train_parser(preset: str | None = None, method: str | None = None) -> Parser
         help="number of epochs between checkpoints; the last epoch always has one (default: 1)",
     )
     add("--quiet", action="store_true", help="print only errors")
+    add(
+        "--log",
+        default="",
+        metavar="NAMES",
+        help="also log metrics to tensorboard, wandb or mlflow; several with commas",
+    )
     add_read_options(parser)
     _add_settings(parser, preset, method)
     return parser

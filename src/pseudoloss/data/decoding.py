@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -52,6 +52,11 @@ class Item:
 
     get: Callable[[], bytes | Image.Image]
     header: Header | None = None  # if it is known already
+    stream: Callable[[], BinaryIO] | None = None  # if it stays on disk, to be read at any time
+    name: str = "an image"
+
+    def __str__(self) -> str:
+        return self.name
 
 
 Entry = Path | Item
@@ -104,6 +109,8 @@ def header(entry: Entry) -> Header:
     if isinstance(entry, Item):
         if entry.header is not None:
             return entry.header
+        if entry.stream is not None:
+            return _header_in(entry.stream())
         content = entry.get()
         if isinstance(content, Image.Image):
             return header_of(content)
@@ -115,6 +122,17 @@ def header(entry: Entry) -> Header:
         if entry.stat().st_size == 0:
             raise UnreadableError("empty file")
         with _check_format(Image.open(entry)) as image:
+            return header_of(image)
+    except UnreadableError:
+        raise
+    except Exception as error:
+        raise UnreadableError(_reason(error)) from None
+
+
+def _header_in(stream: BinaryIO) -> Header:
+    """The header of an image in a larger file."""
+    try:
+        with stream, _check_format(Image.open(stream)) as image:
             return header_of(image)
     except UnreadableError:
         raise

@@ -3,14 +3,13 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.decoding import Fit, Reader
+from pseudoloss.data.decoding import Entry, Fit, Reader
 from pseudoloss.errors import InputError
 
 SMALLEST = 8  # pixels: the networks halve an image up to three times
@@ -23,7 +22,7 @@ LabelType = Literal["text", "integer", "boolean"]
 class ImageFiles:
     """N images that stay in their files and are decoded when needed (see storage.py)."""
 
-    paths: tuple[Path, ...]
+    paths: Sequence[Entry]
     reader: Reader
     levels_CV: Tensor  # the count of each of the 256 pixel values in each channel
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 from threading import Lock
-from typing import Any, Literal, NamedTuple, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,25 +50,36 @@ def no_progress(what: str, done: int, total: int) -> None:
     """Report no progress."""
 
 
+@runtime_checkable
+class Selectable(Protocol):
+    """Entries that are not all in memory at once."""
+
+    def select(self, chosen: Sequence[int]) -> Sequence[Entry]: ...
+
+
 @dataclass(frozen=True)
 class LabelledFiles:
     """Images that are not decoded yet, with one label per image."""
 
-    paths: tuple[Entry, ...]  # files, or items of a dataset
+    paths: Sequence[Entry]  # files, or items of a dataset
     names: tuple[str, ...]  # of the images, for tables
     labels: tuple[str, ...]
     loose: tuple[str, ...] = ()  # names of files next to the class folders, which have no label
     empty: tuple[str, ...] = ()  # classes whose folders are empty
     true_labels: tuple[str | None, ...] = ()  # if known; None: the image belongs to no class
     positions: tuple[int, ...] = ()  # in the source; empty: all of it, in order
+    skipped: tuple["Skipped", ...] = ()  # what the source itself has found unusable
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def select(self, keep: Sequence[bool] | np.ndarray) -> "LabelledFiles":
         chosen = np.flatnonzero(np.asarray(keep)).tolist()
+        paths = self.paths
         return LabelledFiles(
-            tuple(self.paths[i] for i in chosen),
+            paths.select(chosen)
+            if isinstance(paths, Selectable)
+            else tuple(paths[i] for i in chosen),
             tuple(self.names[i] for i in chosen),
             tuple(self.labels[i] for i in chosen),
             true_labels=tuple(self.true_labels[i] for i in chosen) if self.true_labels else (),
@@ -153,7 +164,7 @@ class ScannedSource:
         """Whether decoded images are kept in memory, or decoded again in every epoch."""
         needed = self.needs(reader) * distributed.processes_here()
         fits = distributed.agree(needed <= MAX_MEMORY_SHARE * free_memory())
-        if not any(isinstance(entry, Item) for split in self.splits for entry in split.paths):
+        if not any(_in_memory(entry) for split in self.splits for entry in split.paths):
             return where in ("device", "host") or (where == "auto" and fits)
         if where == "files":
             raise InputError(f"--images files: the images of {self.name} are not stored in files")
@@ -236,6 +247,7 @@ def scan(
     if "train" not in splits:
         raise InputError(f"{name}: has no images to train on, only {' and '.join(splits)}")
     train, headers, skipped = _read_headers(splits["train"], "headers", progress)
+    skipped += splits["train"].skipped
     if skipped and options.strict:
         refuse_unreadable(skipped[0], name)
     missing = _missing_classes(splits["train"], train, skipped)
@@ -252,6 +264,7 @@ def scan(
     test_name = ""
     if split is not None:
         test, _, more = _read_headers(splits[split], f"headers of {split}", progress)
+        more += splits[split].skipped
         if more and options.strict:
             refuse_unreadable(more[0], name)
         skipped += [*more, *_loose_files(splits[split])]
@@ -277,8 +290,9 @@ def with_test(
     progress: Progress = no_progress,
 ) -> ScannedSource:
     """A scanned source with the test images of --test."""
-    loose = _loose_files(test)
+    loose, unusable = _loose_files(test), test.skipped
     test, _, skipped = _read_headers(test, "headers of test images", progress)
+    skipped += unusable
     if skipped and options.strict:
         refuse_unreadable(skipped[0], f"--test {options.test}")
     _refuse_other_classes(test, set(scanned.classes), f"--test {options.test}")
@@ -291,6 +305,11 @@ def with_test(
         noisy_test=False,
         skipped=(*scanned.skipped, *skipped, *loose),
     )
+
+
+def _in_memory(entry: Entry) -> bool:
+    """Whether an image is an object of a dataset, which cannot be read again in every epoch."""
+    return isinstance(entry, Item) and entry.stream is None
 
 
 def _missing_classes(
@@ -416,7 +435,7 @@ def _decode(
             if to != i:
                 decoded[to] = decoded[i]
         return torch.from_numpy(decoded[: kept.sum()]), digest, kept, skipped
-    images = ImageFiles(cast(Any, split.select(kept).paths), reader, torch.from_numpy(levels_CV))
+    images = ImageFiles(split.select(kept).paths, reader, torch.from_numpy(levels_CV))
     return images, digest, kept, skipped
 
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
@@ -13,8 +13,10 @@ from pseudoloss import distributed
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
 from pseudoloss.engine.label_scores import label_scores
+from pseudoloss.engine.loggers import Loggers
 from pseudoloss.engine.resuming import Record, restore
 from pseudoloss.engine.trainer import Trainer
+from pseudoloss.engine.watch import Limits, Watch, advice, agree_on, described, refuse_many_skipped
 from pseudoloss.engine.writer import Writer
 from pseudoloss.errors import TrainingError
 from pseudoloss.files import write_checked
@@ -24,24 +26,10 @@ from pseudoloss.progress import SilentReporter
 from pseudoloss.runs import METRICS, Run, RunFolder, model_weights
 
 MOST_LOST = 0.01  # share of the images whose files may vanish during a run
-MOST_SKIPPED = 10  # steps of an epoch, or ...
-MOST_SKIPPED_SHARE = 0.01  # ... of its steps that may be skipped because something is not finite
-CHECKPOINT_SECONDS = 900.0  # in a long epoch, between checkpoints in its middle
-CHECK_SECONDS = 30.0  # between looks at the number of skipped steps, which wait for the device
-TOGETHER = 16  # steps after which several processes tell each other of signals
 TABLE_SECONDS = 30.0  # between two label tables of an unfinished run, at least
 TABLE_SHARE = 0.05  # of the time that label tables may take, at most
 
 Notices = Mapping[str, str | None]  # by kind
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to stop, and when to write."""
-
-    started: float  # time.monotonic()
-    minutes: float | None = None  # stop before an epoch that would not end in time
-    checkpoint_every: int = 1
 
 
 @dataclass
@@ -58,9 +46,16 @@ class TableClock:
         return time.monotonic() - self.written_at > pause
 
 
-def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Limits) -> Run:
+def fit(
+    trainer: Trainer,
+    folder: RunFolder | None,
+    notices: Notices,
+    limits: Limits,
+    loggers: Loggers | None = None,
+) -> Run:
     """Train the epochs that are not done yet, then write the results. `notices` were made before
     training."""
+    loggers = loggers or Loggers()
     settings, reporter = trainer.settings, trainer.reporter
     record, lines = restore_all(trainer, folder)
     resumed_at, earlier = len(lines), record.seconds
@@ -94,6 +89,7 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
                     is_due = is_last or record.epochs % limits.checkpoint_every == 0
                     due_clock = None if is_last else clock
                     save(trainer, folder, record, lines, is_due, writer, due_clock)
+                loggers.epoch(line)
                 reporter.say(messages.epoch_line(trainer, lines, record.best))
                 if record.epochs < settings.epochs:
                     stop.raise_if_asked()  # after the checkpoint, for which the writer waits
@@ -102,89 +98,10 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
             reporter.say(messages.stopped_early(limits.minutes, spent, needed, record.epochs, path))
         if len(lines) == resumed_at:  # the checkpoint was that of the last epoch
             trainer.restore_predictions()
-        return finish(trainer, folder, record, lines)
-
-
-@dataclass
-class Watch:
-    """What happens between two steps: a signal, a long epoch, or steps that cannot be used."""
-
-    trainer: Trainer
-    folder: RunFolder
-    record: Record
-    lines: list[dict[str, Any]]
-    writer: Writer
-    stop: Stop
-    earlier: float  # seconds of the processes before
-    limits: Limits
-    checked_at: float = field(default_factory=time.monotonic)
-    saved_at: float = field(default_factory=time.monotonic)
-
-    def after_step(self) -> None:
-        if distributed.active():
-            if self.trainer.done % TOGETHER:
-                return
-            agree_on(self.stop)
-        now = time.monotonic()
-        if self.stop:
-            self.save(now)
-            self.stop.raise_if_asked()
-        if now - self.checked_at > CHECK_SECONDS:
-            self.checked_at = now
-            refuse_many_skipped(self.trainer, self.record.epochs)
-        if now - max(self.saved_at, self.trainer.epoch_began) > CHECKPOINT_SECONDS:
-            self.save(now)
-
-    def save(self, now: float) -> None:
-        """A checkpoint in the middle of the epoch."""
-        self.saved_at = now
-        if not distributed.is_main():
-            return
-        seconds = now - self.trainer.epoch_began
-        seconds += (self.record.inside or {}).get("seconds", 0.0)
-        inside = self.trainer.where_inside()
-        record = replace(
-            self.record,
-            seconds=self.earlier + now - self.limits.started,
-            inside=checkpoint.inside_record(inside, seconds),
-        )
-        tensors = checkpoint.checkpoint_tensors(self.trainer) | checkpoint.inside_tensors(inside)
-        taken = self.writer.snapshot(tensors)
-        content = asdict(record) | described(self.trainer, self.lines)
-
-        def write() -> None:
-            with self.folder.writing():
-                checkpoint.save(self.folder.checkpoint, taken, content)
-                self.folder.checkpointed.touch()
-
-        self.writer.start(write)
-
-
-def agree_on(stop: Stop) -> None:
-    """A signal to one process stops all of them after the same step."""
-    if distributed.active():
-        numbers = [number for number in distributed.all_values(stop.number) if number is not None]
-        stop.number = numbers[0] if numbers else None
-
-
-def refuse_many_skipped(trainer: Trainer, epoch: int) -> int:
-    """How many steps of an epoch were skipped; a TrainingError if they are too many."""
-    skipped = trainer.skipped_steps()
-    if skipped > max(MOST_SKIPPED, MOST_SKIPPED_SHARE * trainer.done):
-        raise TrainingError(
-            f"{skipped} of {trainer.done} steps of epoch {epoch + 1} were skipped because the loss "
-            f"or a gradient was not finite. {advice(trainer, epoch)}"
-        )
-    return skipped
-
-
-def advice(trainer: Trainer, epoch: int) -> str:
-    """What to do when a run diverges in an epoch."""
-    kept = f"The checkpoint of epoch {epoch} is kept. " if epoch else ""
-    return (
-        f"{kept}Start a new run with a lower --lr (now {trainer.settings.lr:g}) or, on a GPU, with "
-        "--precision float32."
-    )
+        run = finish(trainer, folder, record, lines)
+        if run.finished:
+            loggers.finish(run.summary)
+        return run
 
 
 def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -> dict[str, Any]:
@@ -334,13 +251,6 @@ def save(
 
     trainer_epochs = trainer.settings.epochs
     writer.start(write)
-
-
-def described(trainer: Trainer, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a checkpoint says beside its record: about the model, so that it can be used before the
-    run is finished, and the metrics, from which metrics.jsonl is written anew."""
-    model = {"roles": list(trainer.method.predicts), "description": vars(trainer.model.description)}
-    return {"model": model, "metrics": list(lines)}
 
 
 def table_record(

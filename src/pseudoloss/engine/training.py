@@ -5,7 +5,7 @@ settings, `loop.fit` trains. What a step minimises is in methods/.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,9 +34,11 @@ from pseudoloss.engine import health, messages
 from pseudoloss.engine.capture import load_compilers
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import choose_settings, epochs_in, measure_pace, with_epochs
-from pseudoloss.engine.loop import Limits, fit
+from pseudoloss.engine.loggers import Loggers, Start, read_names
+from pseudoloss.engine.loop import fit
 from pseudoloss.engine.randomness import isolated_torch
 from pseudoloss.engine.trainer import Trainer
+from pseudoloss.engine.watch import Limits
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path
 from pseudoloss.nn.devices import choose_device, using
@@ -45,6 +47,7 @@ from pseudoloss.presets import HUMAN, Request, request
 from pseudoloss.progress import Reporter, SilentReporter, TerminalReporter
 from pseudoloss.reading import READ_OPTIONS
 from pseudoloss.runs import Recorded, Run, RunFolder, load
+from pseudoloss.version import __version__
 
 MARGIN = 0.9  # share of --time that is planned for: an estimate can be wrong
 
@@ -60,6 +63,7 @@ def train(
     time_budget: float | None = None,
     checkpoint_every: int = 1,
     quiet: bool = False,
+    log: str | Sequence[str] = (),
     **settings: Any,
 ) -> Run:
     """Train a classifier on images with noisy labels.
@@ -76,6 +80,7 @@ def train(
         time_budget: choose as many epochs as fit into this number of minutes.
         checkpoint_every: number of epochs between checkpoints (the last epoch always has one).
         quiet: print nothing.
+        log: where metrics go beside metrics.jsonl: any of "tensorboard", "wandb" and "mlflow".
         settings: any field of `Settings` or of the settings of the method, on top of the preset;
             and any field of `ReadOptions`, which say how image files are read.
 
@@ -90,6 +95,9 @@ def train(
     reading = {name: settings.pop(name) for name in READ_OPTIONS if name in settings}
     asked = request(preset, None if config is None else as_path(config, "--config"), settings)
     _check_limits(minutes, time_budget, checkpoint_every)
+    loggers = read_names(log)
+    if loggers and out is None:
+        raise InputError(f"--log {','.join(loggers)}: needs --out, the run folder")
     if time_budget is not None and "epochs" in asked.values:
         where = "--epochs" if "epochs" in settings else f"epochs in --config {config}"
         raise InputError(f"--time chooses the epochs, and {where} contradicts it")
@@ -98,7 +106,7 @@ def train(
     with distributed.session(asked.values.get("device", "auto")):
         again = folder is not None and distributed.restarted(folder.path)
         resume = distributed.agree(resume or again)
-        return _begin(source, folder, asked, reading, resume, limits, time_budget, quiet)
+        return _begin(source, folder, asked, reading, resume, limits, time_budget, quiet, loggers)
 
 
 def _begin(
@@ -110,6 +118,7 @@ def _begin(
     limits: Limits,
     time_budget: float | None,
     quiet: bool,
+    loggers: Sequence[str],
 ) -> Run:
     """Find out whether this is a new run, make it ready and train."""
     out = folder.path if folder else None
@@ -153,7 +162,7 @@ def _begin(
                 job.settings, job.notices["time"] = fit_time(
                     job, reporter, time_budget, limits.started
                 )
-            return _train_in(folder, recorded, job, reporter, limits)
+            return _train_in(folder, recorded, job, reporter, limits, loggers)
 
 
 def _train_in(
@@ -162,6 +171,7 @@ def _train_in(
     job: "Job",
     reporter: Reporter,
     limits: Limits,
+    loggers: Sequence[str],
 ) -> Run:
     """Train, and keep other processes out of the run folder meanwhile."""
     resumed = folder is not None and folder.has_checkpoint
@@ -184,7 +194,11 @@ def _train_in(
                     folder.create(text, not named, job.data, job.settings, job.options)
             distributed.claim(folder.path)
             distributed.wait_for_all()
-            return fit(trainer, folder, job.notices, limits)
+            facts = {"source": job.data.name, "pseudoloss": __version__} | as_json(job.settings)
+            start = Start(folder.path / "loggers", facts)
+            names = loggers if distributed.is_main() else ()
+            with Loggers(names, start, reporter.notice) as log:
+                return fit(trainer, folder, job.notices, limits, log)
 
 
 def _already_finished(folder: RunFolder, reporter: Reporter) -> Run:

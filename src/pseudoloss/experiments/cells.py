@@ -1,7 +1,8 @@
 """Train the cells of an experiment: OUT/EXPERIMENT/CELL/seedN, each an ordinary run folder.
 
-The lock of a run folder claims its cell. So several processes, also on several machines that share
-OUT, can work on one experiment: each skips the cells that another one is training.
+A worker has the claim of the run folder that it trains (see `claims`). So several processes, also
+on several machines that share OUT, can work on one experiment: each skips the cells that another
+one is training, and takes over those whose worker has died.
 """
 
 import gc
@@ -15,6 +16,7 @@ from typing import Any, get_args
 
 import torch
 
+from pseudoloss import claims
 from pseudoloss.config import (
     Settings,
     all_setting_types,
@@ -289,7 +291,9 @@ def run(
     check_before_training(jobs, places, minutes)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     titles = {job: f"[{number}/{len(jobs)}] {job.name}" for number, job in enumerate(jobs, 1)}
-    queue, postponed, has_trained = list(jobs), set(), False
+    queue, has_trained = list(jobs), False
+    postponed: set[Job] = set()
+    awaited: set[Job] = set()
     failed: dict[str, list[str]] = {}  # reason: names of jobs
     while queue:
         job = queue.pop(0)
@@ -335,9 +339,16 @@ def run(
                 for notice in found.notices:
                     say(f"{title}: notice: {notice}")
                 continue
+        other = claims.holder(job.folder.path)
         if job not in postponed:  # try once more at the end: the other process may be gone by then
-            say(f"{title}: another process is training it")
+            say(f"{title}: another process is training it{f' ({other})' if other else ''}")
             postponed.add(job)
+            queue.append(job)
+        elif other is not None and other.is_late and (left is None or left > 0):
+            if job not in awaited:
+                say(f"{title}: waiting for {other}")
+                awaited.add(job)
+            time.sleep(claims.RENEW_SECONDS)
             queue.append(job)
     if failed:
         reasons = [f"{', '.join(names)}: {why}" for why, names in failed.items()]

@@ -19,6 +19,7 @@ from pseudoloss.data.decoding import Entry, UnreadableError, printable
 from pseudoloss.data.scanning import Progress, name_of, no_progress
 from pseudoloss.data.sources.folder import files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
+from pseudoloss.data.sources.webdataset import ShardImages, unlabelled_images
 from pseudoloss.errors import InputError
 from pseudoloss.files import as_path, at_home, to_json, write_atomically
 from pseudoloss.inference.passes import images_at_once
@@ -44,21 +45,31 @@ class Batch(NamedTuple):
 class FoundImages(NamedTuple):
     """Image files, and their names in tables."""
 
-    paths: list[Path]
-    names: list[str]
+    paths: Sequence[Entry]
+    names: Sequence[str]
 
 
 def find_images(images: Sequence[str | Path]) -> FoundImages:
-    """All image files: files themselves, files in folders, files listed in tables.
+    """All image files: files themselves, files in folders, in tables and in WebDataset shards.
 
     The files of a single folder or table have the names that the label table of a run on it has, so
     that both tables can be joined. Other names are paths as they were given.
     """
     if not isinstance(images, Iterable):
         raise InputError(f"images must be paths, not {type(images).__name__}")
-    found: list[Path] = []
+    images = list(images)
+    if len(images) == 1 and _in_shards(images[0]):
+        only = _shards(images[0])
+        return FoundImages(only, only.names)
+    found: list[Entry] = []
+    names: list[str] = []
     roots: list[Path] = []
     for given in images:
+        if _in_shards(given):
+            inside_shards = _shards(given)
+            found += inside_shards
+            names += [f"{given}/{name}" for name in inside_shards.names]
+            continue
         path = at_home(as_path(given, "images"))
         if path.is_dir():
             inside, root = files_below(path), path
@@ -72,12 +83,21 @@ def find_images(images: Sequence[str | Path]) -> FoundImages:
         if not inside:
             raise InputError(f"{given}: contains no files")
         found += inside
+        names += [printable(path) for path in inside]
         roots.append(root)
     if not found:
         raise InputError("no images: give files or folders")
-    if len(roots) == 1:
-        return FoundImages(found, [name_of(path, roots[0]) for path in found])
-    return FoundImages(found, [printable(path) for path in found])
+    if len(images) == 1:
+        names = [name_of(path, roots[0]) for path in inside]
+    return FoundImages(found, names)
+
+
+def _in_shards(given: str | Path) -> bool:
+    return isinstance(given, str) and given.startswith("wds:")
+
+
+def _shards(given: str | Path) -> ShardImages:
+    return unlabelled_images(str(given).removeprefix("wds:"))
 
 
 def predict_batches(

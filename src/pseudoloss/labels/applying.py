@@ -206,7 +206,8 @@ def _refuse_source(labels: LabelSet, images: RunImages, out: Path, copy: bool) -
         )
     if images.replaced_N.any():
         raise InputError(f"{labels.path}: is an experiment with --pool: its images are elsewhere")
-    is_hub = (labels.source or "").startswith("hf:")
+    kind = (labels.source or "").partition(":")[0]
+    is_hub = kind in ("hf", "wds")
     if images.root is None and not is_hub:
         if suffix != ".npz":
             raise InputError(f"--out {out}: {labels.source} holds arrays; write a file.npz")
@@ -215,7 +216,7 @@ def _refuse_source(labels: LabelSet, images: RunImages, out: Path, copy: bool) -
     elif is_hub and not (is_folder and copy):
         raise InputError(
             f"--out {out}: the images of {labels.source} are not files; write a folder, with "
-            "--copy, or use pseudoloss labels --format hf"
+            f"--copy, or use pseudoloss labels --format {'hf' if kind == 'hf' else 'csv'}"
         )
     source = Path(labels.source or "")
     if images.root == source and out.resolve().is_relative_to(source.resolve()):

@@ -48,7 +48,7 @@ class RunImages:
         self._opening = Lock()
         self._decoding = BoundedSemaphore(AT_ONCE)
         self._data: Data | None = None  # sources of arrays
-        self._items: dict[str, LabelledFiles] | None = None  # Hugging Face
+        self._items: dict[str, LabelledFiles] | None = None  # of Hugging Face or of shards
 
     def __len__(self) -> int:
         return len(self._index_N)
@@ -157,7 +157,7 @@ def _root(source: str | None) -> Path | None:
     if source is None or source == "digits":
         return None
     kind, colon, place = source.partition(":")
-    if colon and (kind in ARRAY_DATASETS or kind == "hf"):
+    if colon and (kind in ARRAY_DATASETS or kind in ("hf", "wds")):
         return None
     if colon and kind in FILE_DATASETS:
         return Path(place.rpartition(":")[0] if kind in WITH_NOISE_RATIO else place)

@@ -31,6 +31,7 @@ from pseudoloss.data.sources.imagenet32 import imagenet32
 from pseudoloss.data.sources.npz import npz
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_splits
 from pseudoloss.data.sources.torch_datasets import is_torch_dataset, labelled_items
+from pseudoloss.data.sources.webdataset import absolute_place, webdataset
 from pseudoloss.data.sources.webfg import web
 from pseudoloss.errors import InputError, name_hint
 from pseudoloss.files import as_path, at_home
@@ -73,6 +74,7 @@ def find_source(
             - `"digits"`, `"cifar10:DIR"`, `"cifar100:DIR"`, `"cnwl:DIR:0.4"`, `"imagenet32:DIR"`,
               `"web-aircraft:DIR"`, `"web-bird:DIR"` or `"web-car:DIR"`;
             - `"hf:NAME"`, `"hf:NAME:CONFIG"` or `"hf:FOLDER"`, a dataset of Hugging Face;
+            - `"wds:FOLDER"` or `"wds:FOLDER/train-{000..009}.tar"`, WebDataset shards;
             - a Hugging Face `Dataset`, a torch `Dataset` with items (image, label), or a dict of
               them with the keys train, val and test;
             - a pair of arrays `(images, labels)`, or the result of `arrays`.
@@ -113,7 +115,7 @@ def open_files(
     if isinstance(source, str | Path):
         if not source:
             raise InputError("SOURCE is empty")
-        return _open_files_by_name(str(source), options)
+        return _open_files_by_name(str(source), options, progress)
     datasets = source.values() if isinstance(source, dict) else [source]
     if not datasets or not all(_is_dataset(dataset) for dataset in datasets):
         return None
@@ -129,8 +131,7 @@ def open_all(
     if files is None:
         _reject_options(options, ["strict", *TABLE_OPTIONS])
         return _open_data(source)
-    if not _has_columns(source):
-        _reject_options(options, TABLE_OPTIONS, "tables")
+    _reject_columns(options, source)
     return files
 
 
@@ -146,7 +147,7 @@ def open_arrays(spec: str) -> Data:
     usage = {name: f"{name}:DIR{':0.4' * (name in WITH_NOISE_RATIO)}" for name in PUBLISHED}
     if kind in PUBLISHED:
         raise InputError(f"source {spec}: name the folder of its files, as in {usage[kind]}")
-    known = ("digits", *usage.values(), "FILE.npz", "FOLDER/", "TABLE.csv", "hf:NAME")
+    known = ("digits", *usage.values(), "FILE.npz", "FOLDER/", "TABLE.csv", "hf:NAME", "wds:FOLDER")
     if spec and at_home(spec).exists():
         raise InputError(f"source {spec}: neither a folder nor a table (.csv, .parquet, .npz)")
     if "/" in spec:
@@ -173,6 +174,8 @@ def absolute(spec: str) -> str:
     if colon and kind == "hf":
         path = at_home(place)
         return f"hf:{path.resolve()}" if place and path.is_dir() else spec
+    if colon and kind == "wds":
+        return f"wds:{absolute_place(place)}" if place else spec
     path = at_home(spec)
     is_path = spec != "digits" and (
         path.suffix.lower() in (*TABLE_SUFFIXES, ".npz") or path.is_dir()
@@ -201,17 +204,18 @@ def _scan_files(
     if files.recipe is not None:
         _reject_options(options, ["fit"])
         _reject_hold_out(options, files.name)
-    if not _has_columns(source) and not _has_columns(options.test):
-        _reject_options(options, TABLE_OPTIONS, "tables")
+    _reject_columns(options, source, options.test)
     scanned = scan(files, options, seed, progress)
     if options.test is not None:
         scanned = with_test(scanned, _test_files(options), options, progress)
     return scanned
 
 
-def _open_files_by_name(spec: str, options: ReadOptions) -> FileSource | None:
-    """A folder, a table, a published dataset of image files or a Hugging Face dataset; None if the
-    text names something else."""
+def _open_files_by_name(
+    spec: str, options: ReadOptions, progress: Progress = no_progress
+) -> FileSource | None:
+    """A folder, a table, a published dataset of image files, a Hugging Face dataset or WebDataset
+    shards; None if the text names something else."""
     kind, colon, place = spec.partition(":")
     if spec in ("", "digits") or (colon and kind in ARRAY_DATASETS):
         return None
@@ -219,6 +223,8 @@ def _open_files_by_name(spec: str, options: ReadOptions) -> FileSource | None:
         return FILE_DATASETS[kind](place)
     if colon and kind == "hf":
         return FileSource(spec, _dataset_splits(load_dataset(place, spec), options, spec))
+    if colon and kind == "wds":
+        return webdataset(place, options, progress)
     path = as_path(at_home(spec), "source")
     if path.suffix.lower() in TABLE_SUFFIXES:
         return FileSource(spec, table_splits(path, options, spec))
@@ -270,6 +276,15 @@ def _test_files(options: ReadOptions) -> LabelledFiles:
 
 def _is_dataset(source: Any) -> bool:
     return is_huggingface_dataset(source) or is_torch_dataset(source)
+
+
+def _reject_columns(options: ReadOptions, *sources: Source | None) -> None:
+    """Refuse options for columns that none of the sources has. --label-column also names what a
+    sample of WebDataset has."""
+    if not any(map(_has_columns, sources)):
+        is_wds = any(str(source).startswith("wds:") for source in sources)
+        names = [name for name in TABLE_OPTIONS if not (is_wds and name == "label_column")]
+        _reject_options(options, names, "tables")
 
 
 def _has_columns(source: Source | None) -> bool:
