@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pseudoloss.errors import InputError, cannot_write, reason
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from torch import Tensor
 
 # --------------------------------------------------------------------------------------- paths
@@ -45,6 +47,70 @@ def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another
     """Refuse an output that exists: nothing is overwritten."""
     if path.exists() or path.is_symlink():
         raise InputError(f"{flag} {path}: exists already; {hint}")
+
+
+def check_replaceable(path: Path, force: bool, flag: str = "--out") -> None:
+    """Refuse an output that exists, without --force; anything but a file also with it."""
+    refuse_special(path, flag)
+    if not force:
+        refuse_existing(path, flag, "add --force to overwrite it")
+
+
+def refuse_special(path: Path, flag: str = "--out") -> None:
+    """Refuse to replace anything but a file: a link, a device, a pipe, a folder."""
+    if os.path.lexists(path) and not (path.is_file() and not path.is_symlink()):
+        raise InputError(f"{flag} {path}: is {_kind(path)}, which is not replaced; remove it first")
+
+
+def _kind(path: Path) -> str:
+    if path.is_symlink():
+        return "a link"
+    if path.is_dir():
+        return "a folder"
+    return "a pipe" if path.is_fifo() else "a device or a socket"
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+def open_regular(path: str | Path) -> "BinaryIO":
+    """Open a file for reading. OSError for anything else, such as a folder, a pipe or a device;
+    nothing blocks."""
+    import errno
+    import stat
+
+    names = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")  # those that the system has
+    file = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+    try:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            kind = "pipe" if stat.S_ISFIFO(mode) else "device"
+            raise OSError(errno.EINVAL, f"a {kind}, not a file", str(path))
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def read_text(path: str | Path) -> str:
+    """The content of a file of UTF-8, with or without a byte order mark."""
+    with open_regular(path) as file:
+        return file.read().decode("utf-8-sig")
+
+
+def read_json(path: str | Path) -> Any:
+    """The content of a file of JSON; OSError or ValueError if there is none."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`; ValueError also for values that are nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 # -------------------------------------------------------------------------------------- writing
@@ -176,4 +242,4 @@ def from_safetensors(path: Path, prefix: str = "") -> tuple[dict[str, "Tensor"],
         raise ValueError(str(error)) from None
     if record is None:
         raise ValueError("it was not written by pseudoloss")
-    return tensors, json.loads(record)
+    return tensors, parse_json(record)

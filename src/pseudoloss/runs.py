@@ -28,6 +28,7 @@ from pseudoloss.files import (
 from pseudoloss.inference.model import Model, load_model, make_model
 from pseudoloss.labels.table import read_labels, write_csv, write_labels
 from pseudoloss.nn.devices import choose_device
+from pseudoloss.reading import recorded_options
 from pseudoloss.version import __version__
 
 try:
@@ -249,7 +250,7 @@ class RunFolder:
                 source=config["source"],
                 settings=Settings(**upgrade_settings(config["settings"])),
                 fingerprint=config["data"]["fingerprint"],
-                options=ReadOptions(**config.get("reading", {})),
+                options=recorded_options(config.get("reading", {})),
                 from_python=config.get("from_python", False) is True,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:

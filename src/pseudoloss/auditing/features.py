@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -25,10 +25,12 @@ from pseudoloss.auditing.cache import FeatureCache, cache_folder, digest_of
 from pseudoloss.auditing.extractors import RUN, Extractor, open_extractor
 from pseudoloss.data import Skipped
 from pseudoloss.data.decoding import (
+    USUAL,
     Entry,
+    Limits,
     Reader,
     UnreadableError,
-    content_of,
+    content,
     header,
     no_warnings,
 )
@@ -72,6 +74,7 @@ def extract_files(
     device: str = "auto",
     cache: bool = True,
     progress: Progress = no_progress,
+    limits: Limits = USUAL,
 ) -> Features:
     """The features of image files or items of a dataset.
 
@@ -83,16 +86,18 @@ def extract_files(
         device: as --device.
         cache: whether features are looked up and kept in the cache.
         progress: is told about the progress.
+        limits: of files and images.
     """
     if is_file(spec):
         return load_features(at_home(str(spec)), len(entries))
-    extractor = open_extractor(spec, typical_side(entries), device)
+    extractor = open_extractor(spec, typical_side(entries, limits), device)
+    reader = replace(extractor.reader, limits=limits)
 
     def load(i: int, known: "Lookup") -> "Loaded":
-        content = content_of(entries[i])
-        digest = _digest(content)
-        values_D = known(digest)
-        pixels = extractor.reader.decode(content) if values_D is None else None
+        with content(entries[i], limits) as found:
+            digest = _digest(found)
+            values_D = known(digest)
+            pixels = reader.decode(found) if values_D is None else None
         return Loaded(digest, values_D, pixels)
 
     return _extract(extractor, load, names, cache, progress)
@@ -299,13 +304,13 @@ def _digest(content: bytes | Image.Image) -> bytes:
     return digest_of(repr((*facts, content.getexif().get(ORIENTATION))).encode(), content.tobytes())
 
 
-def typical_side(entries: Sequence[Entry]) -> int:
+def typical_side(entries: Sequence[Entry], limits: Limits = USUAL) -> int:
     """The median of the shorter sides of some images; 0 if none can be read."""
     step = max(1, len(entries) // HEADERS)
     sides = []
     for entry in entries[::step]:
         try:
-            found = header(entry)
+            found = header(entry, limits)
         except (UnreadableError, ValueError):
             continue
         sides.append(min(found.width, found.height))

@@ -89,5 +89,6 @@ def report(found: "Applied") -> str:
         listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         lines.append(f"left out: {listed}; listed in {found.left_out_file}")
     lines += [f"notice: {notice}" for notice in found.notices]
-    lines.append(f"next: pseudoloss train {shlex.quote(str(found.out))} --out NEW-RUN")
+    follow = " --follow-links" if found.links else ""
+    lines.append(f"next: pseudoloss train {shlex.quote(str(found.out))}{follow} --out NEW-RUN")
     return "\n".join(map(visible, lines))

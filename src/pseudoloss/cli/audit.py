@@ -4,13 +4,19 @@ import argparse
 import shlex
 from pathlib import Path
 
-from pseudoloss.cli.options import add_device, add_read_options, given_read_options
+from pseudoloss.cli.options import (
+    COLUMNS,
+    LIMITS,
+    add_device,
+    add_read_options,
+    given_read_options,
+)
 from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, number, path, whole
 from pseudoloss.errors import InputError
 
 METHODS = ("latent", "two-mixtures")
-READING = ("path_column", "label_column", "split_column", "strict")
+READING = (*COLUMNS, "strict", *LIMITS)
 
 
 def run(arguments: list[str]) -> None:

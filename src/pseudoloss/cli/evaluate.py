@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from pseudoloss.cli.options import (
     COLUMNS,
+    LIMITS,
     add_best,
     add_device,
     add_read_options,
@@ -51,7 +52,7 @@ def run(arguments: list[str]) -> None:
     add("--json", action="store_true", help="print the content of evaluation.json")
     add_best(parser)
     add_device(parser)
-    add_read_options(parser, COLUMNS)
+    add_read_options(parser, (*COLUMNS, *LIMITS))
     args = parser.parse(arguments)
     from pseudoloss.files import as_path, new_folder, refuse_existing, to_json
     from pseudoloss.inference.evaluation import evaluate

@@ -156,10 +156,10 @@ def experiments_table(arguments: list[str]) -> None:
     experiment = find_experiment(args.name)
     chosen = experiment.choose(args.only)
     from pseudoloss.experiments import tables
-    from pseudoloss.files import refuse_existing, write_bytes
+    from pseudoloss.files import check_replaceable, write_bytes
 
-    if args.file is not None and not args.force:
-        refuse_existing(args.file, "--file", "add --force to replace it")
+    if args.file is not None:
+        check_replaceable(args.file, args.force, "--file")
     out, results = args.out, args.results
     if out is None and results is None:
         out, results = OUT, RESULTS if RESULTS.is_dir() else None
@@ -216,11 +216,10 @@ def experiments_plot(arguments: list[str]) -> None:
     if args.name not in PLOTS:
         raise InputError(f"{args.name}: no such plot{name_hint(args.name, PLOTS)}")
     from pseudoloss.experiments.plots import draw
-    from pseudoloss.files import refuse_existing
+    from pseudoloss.files import check_replaceable
 
     file = args.file or Path(f"{args.name}.svg")
-    if not args.force:
-        refuse_existing(file, "--file", "add --force to replace it")
+    check_replaceable(file, args.force, "--file")
     for note in draw(args.name, args.out, file, args.only, args.epochs):
         print(note)
     print(f"written: {file}")

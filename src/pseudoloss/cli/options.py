@@ -8,6 +8,7 @@ from pseudoloss.config import as_text, flag
 from pseudoloss.reading import READ_OPTIONS
 
 COLUMNS = ("path_column", "label_column", "split_column")
+LIMITS = ("follow_links", "max_megabytes", "max_megapixels")
 
 
 def add_read_options(parser: Parser, names: tuple[str, ...] = tuple(READ_OPTIONS)) -> None:

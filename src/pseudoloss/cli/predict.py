@@ -3,7 +3,13 @@
 import sys
 from typing import Any
 
-from pseudoloss.cli.options import add_best, add_device
+from pseudoloss.cli.options import (
+    LIMITS,
+    add_best,
+    add_device,
+    add_read_options,
+    given_read_options,
+)
 from pseudoloss.cli.parser import Parser, path, whole
 from pseudoloss.errors import InputError
 
@@ -52,21 +58,23 @@ def run(arguments: list[str]) -> None:
     )
     add_best(parser)
     add_device(parser)
+    add_read_options(parser, LIMITS)
     add("--quiet", action="store_true", help="print only rows and errors")
     args = parser.parse(arguments)
-    from pseudoloss.files import as_path, refuse_existing
+    from pseudoloss.data.scanning import limits_of
+    from pseudoloss.files import as_path, check_replaceable
     from pseudoloss.inference import predictions
     from pseudoloss.progress import SilentReporter, stderr_reporter
+    from pseudoloss.reading import ReadOptions
     from pseudoloss.runs import open_model
 
     if args.out is not None:
         as_path(args.out, "--out")
-        if not args.force:
-            refuse_existing(args.out, hint="add --force to overwrite it")
-        if args.out.is_dir() or not args.out.parent.is_dir():
-            reason = "is a folder" if args.out.is_dir() else f"no such folder: {args.out.parent}"
-            raise InputError(f"--out {args.out}: {reason}")
-    images = predictions.find_images(args.images)
+        check_replaceable(args.out, args.force)
+        if not args.out.parent.is_dir():
+            raise InputError(f"--out {args.out}: no such folder: {args.out.parent}")
+    reading = ReadOptions(**given_read_options(args))
+    images = predictions.find_images(args.images, reading)
     output = sys.stdout  # before a progress bar on standard error replaces it
     show_bar = args.out is not None or not output.isatty()
     reporter = SilentReporter() if args.quiet else stderr_reporter(show_bar)
@@ -77,6 +85,7 @@ def run(arguments: list[str]) -> None:
         "form": args.format or ending,
         "top": args.top,
         "probabilities": args.probabilities,
+        "limits": limits_of(reading),
         "reporter": reporter,
     }
     with reporter:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pseudoloss import scores
 from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
-from pseudoloss.data.decoding import Entry
-from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
+from pseudoloss.data.decoding import Entry, Limits
+from pseudoloss.data.scanning import LabelledFiles, Progress, limits_of, no_progress
 from pseudoloss.data.sources import open_arrays, open_files
 from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.files import write_json
@@ -110,6 +110,7 @@ class Labelled(NamedTuple):
     images: Tensor | Sequence[Entry]
     names: Sequence[str] | None
     labels: Sequence[str]
+    links: Sequence[Skipped] = ()  # that are not followed
 
 
 def evaluate(
@@ -128,14 +129,16 @@ def evaluate(
         options: the columns of a table.
         progress: called with the progress.
     """
-    labelled = open_split(source, part, options or ReadOptions())
+    options = options or ReadOptions()
+    labelled = open_split(source, part, options)
     if not labelled.labels:
         raise InputError(f"{labelled.source}: has no images")
     label_N = _class_indices(labelled, model.classes)
     kept: list[int] = []
     skipped: list[Skipped] = []
+    limits = limits_of(options)
     predicted, confidence, of_label = [], [], []
-    for batch in _batches(model, labelled.images, progress):
+    for batch in _batches(model, labelled.images, progress, limits):
         skipped += batch.skipped
         kept += batch.indices
         p_BC = batch.probabilities_BC
@@ -173,7 +176,7 @@ def evaluate(
                 "label_probability": of_label_N,
             }
         ),
-        skipped=tuple(skipped),
+        skipped=(*labelled.links, *skipped),
     )
 
 
@@ -198,7 +201,7 @@ def open_split(source: Source, part: Part | None, options: ReadOptions) -> Label
     found: LabelledFiles | ImageSet = parts[chosen]
     shown = "all" if list(parts) == ["train"] else chosen
     if isinstance(found, LabelledFiles):
-        return Labelled(name, shown, found.paths, found.names, found.labels)
+        return Labelled(name, shown, found.paths, found.names, found.labels, found.links)
     images = found.images_NCHW
     labels = [found.classes[c] for c in found.given_N.tolist()]
     pixels = images.paths if isinstance(images, ImageFiles) else images
@@ -231,14 +234,16 @@ def _class_indices(labelled: Labelled, classes: Sequence[str]) -> np.ndarray:
 
 
 def _batches(
-    model: "Model", images: Tensor | Sequence[Entry], progress: Progress
+    model: "Model", images: Tensor | Sequence[Entry], progress: Progress, limits: Limits
 ) -> Iterator[Batch]:
     if not isinstance(images, Tensor):
-        yield from predict_batches(model, images, progress)
+        yield from predict_batches(model, images, progress, limits)
         return
     for start in range(0, len(images), AT_ONCE):
         part = images[start : start + AT_ONCE]
-        yield Batch(list(range(start, start + len(part))), model.predict_proba(part), [])
+        rows = range(start, start + len(part))
+        p_BC = model.predict_proba(part, [f"image {row}" for row in rows].__getitem__)
+        yield Batch(list(rows), p_BC, [])
         progress("images", start + len(part), len(images))
 
 

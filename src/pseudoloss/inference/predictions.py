@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
@@ -15,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from pseudoloss.data import Reader, ReadOptions, Skipped
-from pseudoloss.data.decoding import Entry, UnreadableError, printable
+from pseudoloss.data.decoding import USUAL, Entry, Limits, UnreadableError, printable
 from pseudoloss.data.scanning import Progress, name_of, no_progress
-from pseudoloss.data.sources.folder import files_below
+from pseudoloss.data.sources.folder import LINK, files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
 from pseudoloss.errors import InputError
 from pseudoloss.files import as_path, at_home, to_json, write_atomically
@@ -46,9 +47,13 @@ class FoundImages(NamedTuple):
 
     paths: list[Path]
     names: list[str]
+    skipped: list[Skipped]  # links that are not followed
 
 
-def find_images(images: Sequence[str | Path]) -> FoundImages:
+def find_images(
+    images: Sequence[str | Path],
+    options: ReadOptions = ReadOptions(),  # noqa: B008, is frozen
+) -> FoundImages:
     """All image files: files themselves, files in folders, files listed in tables.
 
     The files of a single folder or table have the names that the label table of a run on it has, so
@@ -58,35 +63,41 @@ def find_images(images: Sequence[str | Path]) -> FoundImages:
         raise InputError(f"images must be paths, not {type(images).__name__}")
     found: list[Path] = []
     roots: list[Path] = []
+    skipped: list[Skipped] = []
     for given in images:
         path = at_home(as_path(given, "images"))
         if path.is_dir():
-            inside, root = files_below(path), path
+            (inside, links), root = files_below(path, options.follow_links), path
+            skipped += [Skipped(printable(link), LINK) for link in links]
         elif not path.exists():
             raise InputError(f"{given}: no such file or folder")
         elif path.suffix.lower() in TABLE_SUFFIXES:
-            inside = table_files(path, ReadOptions.path_column, str(given))
+            inside = table_files(path, options.path_column, str(given))
             root = path.parent
         else:
             inside, root = [path], Path()
         if not inside:
-            raise InputError(f"{given}: contains no files")
+            why = f" but {skipped[-1].path}: {skipped[-1].reason}" if skipped else ""
+            raise InputError(f"{given}: contains no files{why}")
         found += inside
         roots.append(root)
     if not found:
         raise InputError("no images: give files or folders")
     if len(roots) == 1:
-        return FoundImages(found, [name_of(path, roots[0]) for path in found])
-    return FoundImages(found, [printable(path) for path in found])
+        return FoundImages(found, [name_of(path, roots[0]) for path in found], skipped)
+    return FoundImages(found, [printable(path) for path in found], skipped)
 
 
 def predict_batches(
-    model: "Model", paths: Sequence[Entry], progress: Progress = no_progress
+    model: "Model",
+    paths: Sequence[Entry],
+    progress: Progress = no_progress,
+    limits: Limits = USUAL,
 ) -> Iterator[Batch]:
     """Predictions for files, in their order."""
     size = min(AT_ONCE, images_at_once(model.views))
     done = 0
-    for results in _read_ahead(model.reader, paths, size):
+    for results in _read_ahead(replace(model.reader, limits=limits), paths, size):
         indices, pixels, skipped = [], [], []
         for i, result in enumerate(results, done):
             if isinstance(result, np.ndarray):
@@ -94,7 +105,10 @@ def predict_batches(
                 pixels.append(result)
             else:
                 skipped.append(Skipped(_name(paths[i]), result))
-        probabilities = model.predict_proba(np.stack(pixels)) if pixels else np.empty(0)
+        shown = [_name(paths[i]) for i in indices]
+        probabilities = (
+            model.predict_proba(np.stack(pixels), shown.__getitem__) if pixels else np.empty(0)
+        )
         yield Batch(indices, probabilities.reshape(-1, len(model.classes)), skipped)
         done += len(results)
         progress("images", done, len(paths))
@@ -181,17 +195,19 @@ def predict_files(
 ) -> pd.DataFrame:
     """One row per file that can be read (see `as_table`), and a warning if some cannot."""
     check_top(top, len(model.classes))
-    paths, names_of = find_images(images)
-    tables, skipped = [], []
+    paths, names_of, links = find_images(images)
+    tables: list[pd.DataFrame] = []
+    skipped: list[Skipped] = []
     for batch in predict_batches(model, paths):
         names = [names_of[i] for i in batch.indices]
         tables.append(as_table(names, batch.probabilities_BC, model.classes, top, probabilities))
         skipped += batch.skipped
     refuse_if_none(len(paths), skipped)
+    count, skipped = len(paths) + len(links), [*links, *skipped]
     if skipped:
         first = skipped[0]
         warnings.warn(
-            f"{len(skipped):,} of {len(paths):,} files cannot be read and are skipped (the first: "
+            f"{len(skipped):,} of {count:,} files cannot be read and are skipped (the first: "
             f"{first.path}, {first.reason})",
             stacklevel=3,
         )
@@ -206,13 +222,16 @@ def write_predictions(
     form: Format = "csv",
     top: int = 1,
     probabilities: bool = False,
+    limits: Limits = USUAL,
     reporter: Reporter | None = None,
 ) -> None:
     """Write one row per image as soon as its batch is done; report files that cannot be read."""
     reporter = reporter or SilentReporter()
     skipped: list[Skipped] = []
+    for link in images.skipped:
+        reporter.notice(f"{link.path}: skipped ({link.reason})")
     header = True
-    for batch in predict_batches(model, images.paths, reporter.progress):
+    for batch in predict_batches(model, images.paths, reporter.progress, limits):
         for entry in batch.skipped:
             reporter.notice(f"{entry.path}: skipped ({entry.reason})")
         skipped += batch.skipped
@@ -228,10 +247,9 @@ def write_predictions(
             header = False
         file.flush()
     refuse_if_none(len(images.paths), skipped)
+    count, skipped = len(images.paths) + len(images.skipped), [*images.skipped, *skipped]
     if skipped:
-        reporter.notice(
-            f"{len(skipped):,} of {len(images.paths):,} files cannot be read and are skipped"
-        )
+        reporter.notice(f"{len(skipped):,} of {count:,} files cannot be read and are skipped")
 
 
 def write_predictions_to(out: Path, model: "Model", images: FoundImages, **options: Any) -> None:

@@ -7,6 +7,7 @@ second file; each was checked against its library (docs/labels.md).
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 import pandas as pd
 from PIL import Image
 
-from pseudoloss.data.decoding import UnreadableError
+from pseudoloss.data.decoding import Item, UnreadableError, header
 from pseudoloss.errors import InputError, cannot_write
 from pseudoloss.files import new_folder, refuse_existing, to_json, write_atomically, write_json
 from pseudoloss.labels.images import SPLIT_OF, RunImages, media_type
@@ -273,6 +274,8 @@ def huggingface(labels: LabelSet, table: pd.DataFrame, folder: Path) -> list[str
         for position, row in zip(split.index, records(split), strict=True):
             try:
                 content = images.content(int(position))
+                if isinstance(content, bytes):  # the table may name any file
+                    header(Item(partial(bytes, content)), images.limits)
             except UnreadableError as error:
                 notices.append(f"{_name(row)}: left out ({error})")
                 continue

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pseudoloss.errors import InputError, cannot_write
-from pseudoloss.files import write_bytes
+from pseudoloss.files import open_regular, refuse_special, write_bytes
 from pseudoloss.labels.images import RunImages
 from pseudoloss.report import views
 from pseudoloss.report.findings import Card
@@ -92,10 +92,9 @@ def check_output(path: Path, top: int) -> None:
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"--top must be from 1 to {MAX_TOP}, not {top}")
     try:
-        if path.is_dir():
-            raise InputError(f"--out {path}: is a folder, not a file")
+        refuse_special(path)
         if path.exists():
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if SIGN not in file.read(2000):
                     raise InputError(
                         f"--out {path}: exists and is not a report; choose another name"
