@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from pseudoloss.terminal import one_line, visible
+
 
 class Reporter(AbstractContextManager["Reporter"], Protocol):
     """Receives messages and progress. Used as a context manager around the work."""
@@ -72,16 +74,16 @@ class TerminalReporter(Reporter):
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.bar.console.print(escape(text))
+        self.bar.console.print(escape(visible(text)))
 
     def notice(self, text: str) -> None:
-        self.bar.console.print(f"[yellow]notice:[/yellow] {escape(text)}")
+        self.bar.console.print(f"[yellow]notice:[/yellow] {escape(one_line(text))}")
 
     def progress(self, what: str, done: int, total: int) -> None:
-        self.bar.update(self.task, completed=done, total=total, description=escape(what))
+        self.bar.update(self.task, completed=done, total=total, description=escape(one_line(what)))
 
     def begin_epoch(self, title: str, steps: int) -> None:
-        self.bar.reset(self.task, total=steps, description=escape(title))
+        self.bar.reset(self.task, total=steps, description=escape(one_line(title)))
 
     def step(self) -> None:
         self.bar.advance(self.task)

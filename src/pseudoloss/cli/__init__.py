@@ -25,6 +25,7 @@ from pseudoloss.cli import (
 )
 from pseudoloss.cli.train import train_parser as train_parser
 from pseudoloss.errors import InputError, TrainingError, name_hint
+from pseudoloss.terminal import show
 from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -55,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["help"]:  # pseudoloss help train
         given = [*given[1:], "--help"]
     if not given or given[0] in ("-h", "--help"):
-        print(overview())
+        show(overview())
         return 0
     if given[0] == "--version":
-        print(f"pseudoloss {__version__}")
+        show(f"pseudoloss {__version__}")
         return 0
     try:
         if given[0].startswith("-"):
@@ -107,7 +108,7 @@ def overview() -> str:
 def complain(text: str, code: int) -> int:
     """Print an error in one line and return the exit code."""
     kind = "error: " if code != INTERRUPTED else ""
-    print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
+    show(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
     return code
 
 

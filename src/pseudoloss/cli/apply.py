@@ -3,9 +3,10 @@
 import shlex
 from typing import TYPE_CHECKING
 
-from pseudoloss.cli.labels import add_thresholds, visible
+from pseudoloss.cli.labels import add_thresholds
 from pseudoloss.cli.parser import Parser, path
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import one_line, show
 
 if TYPE_CHECKING:
     from pseudoloss.labels.applying import Applied
@@ -66,7 +67,7 @@ def run(arguments: list[str]) -> None:
         reviewed_only=args.reviewed_only,
         copy=args.copy,
     )
-    print(report(found))
+    show(report(found))
 
 
 def report(found: "Applied") -> str:
@@ -91,4 +92,4 @@ def report(found: "Applied") -> str:
     lines += [f"notice: {notice}" for notice in found.notices]
     follow = " --follow-links" if found.links else ""
     lines.append(f"next: pseudoloss train {shlex.quote(str(found.out))}{follow} --out NEW-RUN")
-    return "\n".join(map(visible, lines))
+    return "\n".join(map(one_line, lines))

@@ -14,6 +14,7 @@ from pseudoloss.cli.options import (
 from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, number, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import show
 
 METHODS = ("latent", "two-mixtures")
 READING = (*COLUMNS, "strict", *LIMITS)
@@ -69,7 +70,7 @@ def finish(folder: Path, quiet: bool) -> None:
     """What follows a finished audit: the report, and what to do next."""
     add_report(folder)
     if not quiet:
-        print(next_steps(folder))
+        show(next_steps(folder))
 
 
 def next_steps(folder: Path) -> str:

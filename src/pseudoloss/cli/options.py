@@ -40,6 +40,11 @@ def add_device(parser: Parser) -> None:
     parser.add_argument("--device", default="auto", metavar="NAME", help=text)
 
 
+def add_safe_csv(parser: Parser) -> None:
+    text = "put an apostrophe before names that a spreadsheet would evaluate (= + - @)"
+    parser.add_argument("--safe-csv", action="store_true", help=text)
+
+
 def with_default(text: str, value: Any) -> str:
     """Help text for argparse; ends with the default value, unless it names the default itself."""
     if value is not None and "(default:" not in text:

@@ -8,10 +8,12 @@ from pseudoloss.cli.options import (
     add_best,
     add_device,
     add_read_options,
+    add_safe_csv,
     given_read_options,
 )
 from pseudoloss.cli.parser import Parser, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import VisibleOutput
 
 
 def run(arguments: list[str]) -> None:
@@ -56,6 +58,7 @@ def run(arguments: list[str]) -> None:
         metavar="K",
         help="number of most likely classes to list (default: 1)",
     )
+    add_safe_csv(parser)
     add_best(parser)
     add_device(parser)
     add_read_options(parser, LIMITS)
@@ -75,14 +78,18 @@ def run(arguments: list[str]) -> None:
             raise InputError(f"--out {args.out}: no such folder: {args.out.parent}")
     reading = ReadOptions(**given_read_options(args))
     images = predictions.find_images(args.images, reading)
-    output = sys.stdout  # before a progress bar on standard error replaces it
-    show_bar = args.out is not None or not output.isatty()
+    output = VisibleOutput(sys.stdout)  # before a progress bar on standard error replaces it
+    show_bar = args.out is not None or not output.is_terminal
     reporter = SilentReporter() if args.quiet else stderr_reporter(show_bar)
     model = open_model(args.run, args.best, args.device, reporter.notice)
     predictions.check_top(args.top, len(model.classes))
     ending = "jsonl" if args.out is not None and args.out.suffix == ".jsonl" else "csv"
+    form = args.format or ending
+    if args.safe_csv and form != "csv":
+        raise InputError(f"--safe-csv is for csv, not {form}")
     options: dict[str, Any] = {
-        "form": args.format or ending,
+        "form": form,
+        "safe_csv": args.safe_csv,
         "top": args.top,
         "probabilities": args.probabilities,
         "limits": limits_of(reading),

@@ -20,6 +20,7 @@ from pseudoloss.config import (
 from pseudoloss.errors import InputError
 from pseudoloss.presets import PRESETS, request
 from pseudoloss.reading import READ_OPTIONS
+from pseudoloss.terminal import show
 
 METAVARS = {
     "network": "NAME",
@@ -77,7 +78,7 @@ def run(arguments: list[str]) -> None:
     if finished:
         add_report(args.out)
         if not args.quiet:
-            print(next_steps(args.out))
+            show(next_steps(args.out))
 
 
 def next_steps(folder: Path) -> str:

@@ -22,6 +22,7 @@ from pseudoloss.data.sources import open_arrays, open_files
 from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.files import write_json
 from pseudoloss.inference.predictions import Batch, predict_batches, refuse_if_none
+from pseudoloss.spreadsheets import safe_for_spreadsheets
 
 if TYPE_CHECKING:
     from pseudoloss.inference.model import Model
@@ -94,12 +95,15 @@ class Evaluation:
             "confusions": self.confusions.head(CONFUSIONS).astype(object).to_dict("records"),
         }
 
-    def write(self, folder: Path) -> None:
-        """Write evaluation.json and three tables to an existing folder."""
+    def write(self, folder: Path, safe_csv: bool = False) -> None:
+        """Write evaluation.json and three tables to an existing folder; with `safe_csv` without
+        names that a spreadsheet would evaluate."""
         write_json(folder / "evaluation.json", self.summary())
-        self.classes.to_csv(folder / "classes.csv", index=False, float_format="%.6g")
-        self.confusion.to_csv(folder / "confusion.csv", index_label="label")
-        self.predictions.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
+        tables = (self.classes, self.confusion, self.predictions)
+        classes, confusion, predictions = map(safe_for_spreadsheets, tables) if safe_csv else tables
+        classes.to_csv(folder / "classes.csv", index=False, float_format="%.6g")
+        confusion.to_csv(folder / "confusion.csv", index_label="label")
+        predictions.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
 
 
 class Labelled(NamedTuple):

@@ -24,6 +24,8 @@ from pseudoloss.errors import InputError
 from pseudoloss.files import as_path, at_home, to_json, write_atomically
 from pseudoloss.inference.passes import images_at_once
 from pseudoloss.progress import Reporter, SilentReporter
+from pseudoloss.spreadsheets import safe_for_spreadsheets
+from pseudoloss.terminal import VisibleOutput, one_line
 
 if TYPE_CHECKING:
     from pseudoloss.inference.model import Model
@@ -208,7 +210,7 @@ def predict_files(
         first = skipped[0]
         warnings.warn(
             f"{len(skipped):,} of {count:,} files cannot be read and are skipped (the first: "
-            f"{first.path}, {first.reason})",
+            f"{one_line(first.path)}, {first.reason})",
             stacklevel=3,
         )
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
@@ -217,11 +219,12 @@ def predict_files(
 def write_predictions(
     model: "Model",
     images: FoundImages,
-    file: TextIO,
+    file: "TextIO | VisibleOutput",
     *,
     form: Format = "csv",
     top: int = 1,
     probabilities: bool = False,
+    safe_csv: bool = False,
     limits: Limits = USUAL,
     reporter: Reporter | None = None,
 ) -> None:
@@ -243,7 +246,11 @@ def write_predictions(
             file.write(as_lines(*rows))
         else:
             table = as_table(*rows)
-            table.to_csv(file, index=False, header=header, float_format="%.6g", lineterminator="\n")
+            table = safe_for_spreadsheets(table) if safe_csv else table
+            text = table.to_csv(
+                index=False, header=header, float_format="%.6g", lineterminator="\n"
+            )
+            file.write(text)
             header = False
         file.flush()
     refuse_if_none(len(images.paths), skipped)

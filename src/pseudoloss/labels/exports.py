@@ -28,21 +28,10 @@ FolderFormat = Literal["label-studio", "fiftyone", "hf"]
 TABLES: tuple[str, ...] = get_args(TableFormat)
 FOLDERS: tuple[str, ...] = get_args(FolderFormat)
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that begin so
 LOCAL_FILES = "/data/local-files/?d="  # Label Studio's address of files below its document root
 
 
 # ------------------------------------------------------------------------------------ rows
-
-
-def safe_for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with an apostrophe before text that a spreadsheet would evaluate as a formula."""
-
-    def safe(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
-
-    text = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
-    return table.assign(**{str(name): table[name].map(safe) for name in text})
 
 
 def as_text(table: pd.DataFrame, form: TableFormat = "csv") -> str:

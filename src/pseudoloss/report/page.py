@@ -16,6 +16,7 @@ from pseudoloss.report.findings import Card
 from pseudoloss.report.reading import Record, read_record
 from pseudoloss.report.svg import clean, percent, shorten
 from pseudoloss.report.thumbnails import Thumbnails, TooLargeError
+from pseudoloss.spreadsheets import safe_text
 from pseudoloss.version import __version__
 
 TOP = 24  # images in a gallery
@@ -152,8 +153,9 @@ def likely(probability: float) -> str:
 
 
 def breakable_name(name: str) -> Markup:
-    """A name, shortened if very long, that can be broken after _ - / and full stops."""
-    return Markup(re.sub(r"([_/.-]+)", r"\1<wbr>", str(escape(clean(name)))))  # noqa: S704
+    """A name, shortened if very long, that can be broken after _ - / and full stops. Copied into a
+    spreadsheet, it is no formula."""
+    return Markup(re.sub(r"([_/.-]+)", r"\1<wbr>", str(escape(safe_text(clean(name))))))  # noqa: S704
 
 
 def file_tail(path: str) -> str:

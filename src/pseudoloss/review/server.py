@@ -24,6 +24,7 @@ from pseudoloss.review.guard import LOOPBACK, access_for
 from pseudoloss.review.log import DecisionLog
 from pseudoloss.review.session import Review
 from pseudoloss.review.table import read_quickly, review_table
+from pseudoloss.terminal import show
 
 PORT = 8765  # tried first, so that an open page finds a restarted server again
 
@@ -164,21 +165,21 @@ def _notice(labels: LabelSet, images: RunImages) -> str | None:
 def _say(review: Review, labels: LabelSet, address: str, host: str) -> None:
     progress = review.progress()
     if labels.state:
-        print(labels.state)
-    print(f"{progress['left']:,} of {progress['issues']:,} doubtful labels left to review")
+        show(labels.state)
+    show(f"{progress['left']:,} of {progress['issues']:,} doubtful labels left to review")
     for number, what in (
         (review.log.damaged, "damaged lines were ignored"),
         (review.unmatched, "decisions about other images or labels were ignored"),
     ):
         if number:
-            print(f"{review.log.path}: {number:,} {what}")
+            show(f"{review.log.path}: {number:,} {what}")
     if host not in LOOPBACK:
-        print(
+        show(
             f"warning: --host {host}: everyone who can reach this machine and has the address can "
             "see the images and decide; the connection is not encrypted",
             file=sys.stderr,
         )
-    print(f"Review at {address}\nEvery decision is written to {review.log.path}. Ctrl-C ends.")
+    show(f"Review at {address}\nEvery decision is written to {review.log.path}. Ctrl-C ends.")
     sys.stdout.flush()
 
 
