@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from pseudoloss.errors import InputError, cannot_write, reason
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from io import BufferedReader
+    from typing import Literal
 
+    import numpy as np
     from torch import Tensor
 
 # --------------------------------------------------------------------------------------- paths
@@ -73,7 +76,7 @@ def _kind(path: Path) -> str:
 # -------------------------------------------------------------------------------------- reading
 
 
-def open_regular(path: str | Path) -> "BinaryIO":
+def open_regular(path: str | Path) -> "BufferedReader":
     """Open a file for reading. OSError for anything else, such as a folder, a pipe or a device;
     nothing blocks."""
     import errno
@@ -111,6 +114,44 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_npz(path: str | Path, most: float = math.inf) -> "dict[str, np.ndarray]":
+    """The arrays of an `.npz` file. ValueError or OSError if it is damaged, holds objects, or needs
+    more than `most` bytes."""
+    import numpy as np
+
+    with open_regular(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                needed = sum(member.file_size for member in archive.infolist())
+            if needed > most:
+                raise ValueError(f"its arrays need {needed / 2**30:,.1f} GiB of memory")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in arrays.files}
+            for name, array in found.items():
+                if not isinstance(array, np.ndarray):
+                    raise ValueError(f"{name} is not an array")
+            return found
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # a damaged archive can raise anything
+            raise ValueError(reason(error)) from None
+
+
+def open_npy(path: str | Path, mode: "Literal['r', 'c']" = "r") -> "np.ndarray":
+    """The array of a `.npy` file, which stays in the file. ValueError or OSError if it is damaged
+    or holds objects."""
+    import numpy as np
+
+    open_regular(path).close()
+    try:
+        return np.lib.format.open_memmap(path, mode=mode)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # a damaged header can raise anything
+        raise ValueError(reason(error)) from None
 
 
 # -------------------------------------------------------------------------------------- writing

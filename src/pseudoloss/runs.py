@@ -1,7 +1,6 @@
 """A run: its folder, and what the user gets."""
 
 import contextlib
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,8 @@ from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import (
     as_path,
     from_safetensors,
+    parse_json,
+    read_json,
     to_json,
     write_atomically,
     write_bytes,
@@ -73,7 +74,7 @@ def load(path: str | Path, device: str = "cpu") -> Run:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
     folder.refuse_unfinished()
     try:
-        summary = _upgrade(json.loads(folder.summary.read_text(encoding="utf-8")))
+        summary = _upgrade(read_json(folder.summary))
         labels = read_labels(folder.path)
         rows = summary["images"] + summary.get("held_out", 0)
         if len(labels) != rows:
@@ -220,8 +221,8 @@ class RunFolder:
         it was written."""
         try:
             if self.finished:
-                return int(json.loads(self.summary.read_text(encoding="utf-8"))["epochs"])
-            return int(json.loads(self.labels_record.read_text(encoding="utf-8"))["epoch"])
+                return int(read_json(self.summary)["epochs"])
+            return int(read_json(self.labels_record)["epoch"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -245,7 +246,7 @@ class RunFolder:
             return None
         self.refuse_audit()
         try:
-            config = json.loads(self.config.read_text(encoding="utf-8"))
+            config = read_json(self.config)
             return Recorded(
                 source=config["source"],
                 settings=Settings(**upgrade_settings(config["settings"])),
@@ -259,7 +260,7 @@ class RunFolder:
     def refuse_audit(self) -> None:
         """An audit has no model."""
         try:
-            kind = json.loads(self.config.read_text(encoding="utf-8")).get("kind")
+            kind = read_json(self.config).get("kind")
         except (OSError, ValueError, AttributeError):
             return  # `recorded` says what is wrong
         if kind == "audit":
@@ -366,7 +367,7 @@ class RunFolder:
         lines: list[dict[str, Any]] = []
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                line = _upgrade(json.loads(text))
+                line = _upgrade(parse_json(text))
                 if line["epoch"] != len(lines) + 1:
                     break
             except (ValueError, KeyError, TypeError):

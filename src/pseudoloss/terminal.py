@@ -17,9 +17,10 @@ def visible(text: object) -> str:
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
 
 
-def one_line(text: object) -> str:
-    """As `visible`, on one line."""
-    return visible(" ".join(str(text).splitlines()))
+def one_line(text: object, most: int = 4000) -> str:
+    """As `visible`, on one line of at most so many characters."""
+    line = " ".join(str(text)[: most + 1].splitlines())
+    return visible(line if len(line) <= most else f"{line[:most]} …")
 
 
 def show(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:

@@ -40,6 +40,7 @@ from pseudoloss.auditing.neighbours import Duplicates, find_duplicates, nearest_
 from pseudoloss.auditing.outliers import outlier_scores
 from pseudoloss.auditing.scoring import LabelScores, score_labels
 from pseudoloss.auditing.summary import summarise
+from pseudoloss.data.images import refuse_masked
 from pseudoloss.data.scanning import limits_of, refuse_unreadable
 from pseudoloss.data.sources import FILE_OPTIONS, Source, absolute, refuse_inside
 from pseudoloss.errors import InputError, TrainingError
@@ -360,6 +361,7 @@ def _features(
 
 def _as_array(features: Any) -> np.ndarray:
     """Features of any kind as an array of floats; whole numbers are converted."""
+    refuse_masked(features, "features")
     if isinstance(features, Tensor):
         features = features.detach().cpu()
         features = features.float() if features.dtype == torch.bfloat16 else features

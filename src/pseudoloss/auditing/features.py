@@ -36,7 +36,7 @@ from pseudoloss.data.decoding import (
 )
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, open_npy, open_regular
 
 HEADERS = 500  # images whose size is looked at
 ORIENTATION = 0x0112  # the EXIF tag
@@ -137,10 +137,10 @@ def load_features(path: Path, count: int) -> Features:
     if not path.is_file():
         raise InputError(f"{where}: no such file")
     try:
-        values_ND = np.lib.format.open_memmap(path, mode="c")  # it unpickles nothing
-        with path.open("rb") as file:
+        values_ND = open_npy(path, "c")
+        with open_regular(path) as file:
             key = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{where}: not a .npy file of numbers ({reason(error)})") from None
     return given_features(values_ND, count, where, path.name, key)
 

@@ -5,7 +5,6 @@ examples.npz, skipped.csv and, written last, summary.json.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import pandas as pd
 from pseudoloss import runs
 from pseudoloss.data import Skipped
 from pseudoloss.errors import InputError, TrainingError, reason
-from pseudoloss.files import as_path, write_atomically, write_json
+from pseudoloss.files import as_path, open_npy, read_json, read_npz, write_atomically, write_json
 from pseudoloss.labels.table import read_labels, write_labels
 from pseudoloss.runs import Run, lock_folder
 
@@ -86,7 +85,7 @@ class AuditFolder:
     def is_audit(self) -> bool:
         """Whether config.json is that of an audit."""
         try:
-            return bool(json.loads(self.config.read_text(encoding="utf-8"))["kind"] == KIND)
+            return bool(read_json(self.config)["kind"] == KIND)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -95,7 +94,7 @@ class AuditFolder:
         if not self.config.exists():
             return None
         try:
-            config: dict[str, Any] = json.loads(self.config.read_text(encoding="utf-8"))
+            config: dict[str, Any] = read_json(self.config)
             if config["kind"] != KIND:
                 raise ValueError("it is of another kind")
             return config
@@ -188,9 +187,9 @@ def load_audit(path: str | Path) -> Audit:
     if not folder.finished:
         raise InputError(f"{path}: the audit is not finished; run the same command again")
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = read_json(folder.summary)
         labels = read_labels(folder.path)
-        pred_probs = np.load(folder.file("pred_probs.npy"), "r", allow_pickle=False)
+        pred_probs = open_npy(folder.file("pred_probs.npy"))
         classes = tuple(config["classes"])
         if pred_probs.shape != (len(labels), len(classes)) or summary["images"] != len(labels):
             raise ValueError(
@@ -202,8 +201,7 @@ def load_audit(path: str | Path) -> Audit:
             keep_default_na=False,
             na_values={"path": [""]},
         )
-        with np.load(folder.file("examples.npz"), allow_pickle=False) as archive:
-            examples = {name: archive[name] for name in archive.files}
+        examples = read_npz(folder.file("examples.npz"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: the folder of the audit is damaged ({error})") from None
     return Audit(labels, summary, pred_probs, classes, duplicates, examples, folder.path)

@@ -25,7 +25,7 @@ from pseudoloss.cli import (
 )
 from pseudoloss.cli.train import train_parser as train_parser
 from pseudoloss.errors import InputError, TrainingError, name_hint
-from pseudoloss.terminal import show
+from pseudoloss.terminal import one_line, show
 from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -108,7 +108,7 @@ def overview() -> str:
 def complain(text: str, code: int) -> int:
     """Print an error in one line and return the exit code."""
     kind = "error: " if code != INTERRUPTED else ""
-    show(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
+    show(f"pseudoloss: {kind}{one_line(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

@@ -1,6 +1,5 @@
 """`pseudoloss demo`: an audit, cross-entropy and PLS on digits with 40% wrong labels."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pseudoloss.cli.page import add_report
 from pseudoloss.config import Settings
 from pseudoloss.engine.training import train
 from pseudoloss.errors import InputError
-from pseudoloss.files import write_json
+from pseudoloss.files import read_json, write_json
 from pseudoloss.presets import PRESETS
 from pseudoloss.runs import RunFolder
 
@@ -62,7 +61,7 @@ def run_demo(out: Path | None, seed: int, resume: bool) -> dict[str, Any]:
 def find_labels(folder: Path, seed: int) -> dict[str, Any]:
     """Audit the labels that the methods train on; the summary. A finished audit is used again."""
     if RunFolder(folder).finished:
-        return dict(json.loads(RunFolder(folder).summary.read_text(encoding="utf-8")))
+        return dict(read_json(RunFolder(folder).summary))
     return audit("digits", out=folder, corrupt=PRESETS[PRESET]["corrupt"], seed=seed).summary
 
 

@@ -353,7 +353,14 @@ def _from_floats(array: np.ndarray, where: str) -> np.ndarray:
     return np.asarray(np.rint(array * 255), dtype=np.uint8)
 
 
+def refuse_masked(array: Any, where: str) -> None:
+    """Refuse masked values, which NumPy would unmask without a word."""
+    if np.ma.is_masked(array):
+        raise InputError(f"{where}: has masked values; fill them or leave these rows out")
+
+
 def _as_array(images: Any, where: str) -> np.ndarray:
+    refuse_masked(images, where)
     try:
         array = np.asarray(images)
     except (ValueError, TypeError):  # for example images of different shapes
@@ -364,6 +371,7 @@ def _as_array(images: Any, where: str) -> np.ndarray:
 
 
 def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
+    refuse_masked(labels, where)
     try:
         array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     except (TypeError, ValueError):  # for example lists of different lengths
@@ -390,6 +398,8 @@ def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
 
 def _without_out(true_labels: Any, given: np.ndarray) -> tuple[Any, np.ndarray]:
     """True labels in which OUT is replaced by some class, and a mask of where it was."""
+    if np.ma.is_masked(true_labels):
+        return true_labels, np.zeros(len(given), dtype=bool)
     try:
         true = np.asarray(true_labels)
     except (TypeError, ValueError):  # `_label_array` says what is wrong

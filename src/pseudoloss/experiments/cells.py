@@ -5,7 +5,6 @@ OUT, can work on one experiment: each skips the cells that another one is traini
 """
 
 import gc
-import json
 import shlex
 import time
 import tomllib
@@ -30,6 +29,7 @@ from pseudoloss.engine.training import train
 from pseudoloss.errors import BusyError, InputError, TrainingError, name_hint
 from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment
 from pseudoloss.experiments.matching import pool_difference, training_cell
+from pseudoloss.files import read_json
 from pseudoloss.nn.devices import choose_device
 from pseudoloss.nn.networks import check_known
 from pseudoloss.presets import PRESETS, request, same_for_a_run
@@ -184,7 +184,7 @@ def read_finished(folder: RunFolder) -> FinishedRun:
     if recorded is None:
         raise InputError(f"{folder.config}: is missing")
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        summary = read_json(folder.summary)
         last, best = read_accuracies(summary)
         notices = read_notices(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,6 +1,5 @@
 """Open the label table of a run or an audit, with what is needed to use it."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pandas.api.types import is_integer_dtype
 
 from pseudoloss.data.images import in_order
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import as_path
+from pseudoloss.files import as_path, read_json
 from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, decide
 from pseudoloss.labels.table import read_labels
 
@@ -159,7 +158,7 @@ def _epoch(folder: Path, summary: dict[str, Any] | None) -> int | None:
 def _json(path: Path) -> dict[str, Any] | None:
     """The content of a file of JSON; None if there is no such file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if not isinstance(content, dict):
             raise ValueError("not an object")
         return content

@@ -15,7 +15,7 @@ import numpy as np
 import uvicorn
 
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import as_path
+from pseudoloss.files import as_path, open_npy
 from pseudoloss.labels.images import RunImages
 from pseudoloss.labels.opening import LabelSet, open_labels
 from pseudoloss.review.app import create_app
@@ -141,7 +141,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 def _probabilities(labels: LabelSet) -> np.ndarray | None:
     """The predictions of an audit, left on disk; None where there are none for this table."""
     try:
-        found: Any = np.load(labels.path / "pred_probs.npy", mmap_mode="r", allow_pickle=False)
+        found: Any = open_npy(labels.path / "pred_probs.npy")
     except (OSError, ValueError):
         return None
     return found if found.shape == (len(labels.table), len(labels.classes)) else None

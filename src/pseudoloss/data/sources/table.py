@@ -13,7 +13,7 @@ from pandas.api.types import is_scalar
 from pseudoloss.data.scanning import LabelledFiles, ReadOptions, name_of
 from pseudoloss.data.sources.folder import SPLIT_NAMES
 from pseudoloss.errors import InputError, name_hint, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, open_regular
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -87,14 +87,15 @@ def _files(rows: pd.DataFrame, column: str, root: Path, where: str) -> list[Path
 def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
     """All rows of a table. Two columns with one of the names in `used` are an error."""
     try:
-        if path.suffix.lower() == ".parquet":
-            return pd.read_parquet(path)
-        separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        # The header is read as a row, so that a longer row is an error. Otherwise pandas uses the
-        # first column of such a table as the index and shifts all other columns.
-        rows = pd.read_csv(
-            path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
-        )
+        with open_regular(path) as file:
+            if path.suffix.lower() == ".parquet":
+                return pd.read_parquet(file)
+            separator = "\t" if path.suffix.lower() == ".tsv" else ","
+            # The header is read as a row, so that a longer row is an error. Otherwise pandas uses
+            # the first column of such a table as the index and shifts all other columns.
+            rows = pd.read_csv(
+                file, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
+            )
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except ImportError:
@@ -112,7 +113,12 @@ def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
                 f"{where}: row {line - 1} has {fields} fields, but there are {columns} columns; "
                 "put quotes around a field that contains the separator"
             ) from None
+        broken = _broken_line(path)
+        if broken:
+            raise InputError(f"{where}: {broken}") from None
         raise InputError(f"{where}: cannot be read ({why})") from None
+    except Exception as error:  # pyarrow can raise anything
+        raise InputError(f"{where}: cannot be read ({reason(error)})") from None
     rows.columns = rows.iloc[0].str.strip()
     again = rows.columns.duplicated()
     for name in used:
@@ -124,10 +130,25 @@ def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
 def _starts(path: Path) -> bytes:
     """The first two bytes of a file; none if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(2)
     except OSError:
         return b""
+
+
+def _broken_line(path: Path) -> str:
+    """What is wrong with the first line that is not UTF-8; empty if all are."""
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = line[error.start]
+                    return f"line {number} is not UTF-8 (byte 0x{byte:02x}); save it as UTF-8"
+    except OSError:
+        pass
+    return ""
 
 
 def texts(column: Any, name: str, where: str) -> list[str]:
@@ -139,5 +160,7 @@ def texts(column: Any, name: str, where: str) -> list[str]:
         text = "" if is_scalar(value) and pd.isna(value) else str(value)
         if not text.strip():
             raise InputError(f"{where}: row {row}: {name} is empty")
+        if "\0" in text:
+            raise InputError(f"{where}: row {row}: {name} contains a NUL byte")
         found.append(text)
     return found
