@@ -82,8 +82,8 @@ def open_regular(path: str | Path) -> "BufferedReader":
     import errno
     import stat
 
-    names = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")  # those that the system has
-    file = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    file = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     try:
         mode = os.fstat(file).st_mode
         if stat.S_ISDIR(mode):

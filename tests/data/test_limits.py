@@ -98,7 +98,7 @@ def test_threads_share_a_budget():
             with lock:
                 held -= min(amount, 100)
 
-    amounts = [30, 40, 50, 100, 250, 1, 99] * 8
+    amounts = [30, 40, 50, 100, 250, 1, 0, 99] * 8
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(use, amounts))
     assert 40 < most <= 100

@@ -262,8 +262,11 @@ def _inspect_files(
         if files is None:
             continue
         what = "inspecting images" if part == "train" else "inspecting test images"
-        look = partial(_decode if decode else _read_header, limits=source.limits)
-        contents = for_each(files.paths, look, what, progress)
+        if part == "train" and not decode:  # scanned already
+            contents = list(map(_with_size, files.paths, source.headers))
+        else:
+            look = partial(_decode if decode else _read_header, limits=source.limits)
+            contents = for_each(files.paths, look, what, progress)
         for name, label, found in zip(files.names, files.labels, contents, strict=True):
             if isinstance(found, UnreadableError):
                 skipped.append(Skipped(name, str(found)))
@@ -282,7 +285,15 @@ def _decode(entry: Entry, limits: Limits) -> Content:
 
 
 def _read_header(entry: Entry, limits: Limits) -> Content:
-    return Content(header(entry, limits), entry.stat().st_size if isinstance(entry, Path) else None)
+    return _with_size(entry, header(entry, limits))
+
+
+def _with_size(entry: Entry, found: Header) -> Content:
+    size = None
+    if isinstance(entry, Path):
+        with suppress(OSError):  # it may be gone by now
+            size = entry.stat().st_size
+    return Content(found, size)
 
 
 def _inspect_arrays(data: Data, decode: bool, progress: Progress) -> list[Inspected]:

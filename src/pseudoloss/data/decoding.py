@@ -11,7 +11,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition
@@ -40,6 +40,7 @@ MAX_MEGABYTES, MAX_MEGAPIXELS = 256, 178
 
 # What all threads together may hold; one file or image may take it all.
 BYTES_AT_ONCE, PIXELS_AT_ONCE = 512_000_000, 200_000_000
+SMALL_SHARE = 0.002  # of it; less is not counted
 SCALED_ROWS = 256  # rows of pixels that are scaled at a time
 
 
@@ -57,6 +58,9 @@ class Limits(NamedTuple):
 USUAL = Limits()
 
 
+_FREE = nullcontext()
+
+
 class _Budget:
     """An amount that threads share. Whoever needs more than is left waits for the others."""
 
@@ -64,8 +68,11 @@ class _Budget:
         self.amount = self.left = amount
         self.changed = Condition()
 
+    def take(self, amount: int) -> AbstractContextManager[None]:
+        return self._take(amount) if amount > SMALL_SHARE * self.amount else _FREE
+
     @contextmanager
-    def take(self, amount: int) -> Iterator[None]:
+    def _take(self, amount: int) -> Iterator[None]:
         amount = min(amount, self.amount)
         with self.changed:
             self.changed.wait_for(lambda: self.left >= amount)

@@ -246,10 +246,15 @@ def with_held_out(data: Data, share: float, seed: int) -> Data:
 def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
     """A mask of the images to hold out: the share of each class, but two images of it must stay."""
     random = np.random.default_rng([seed, 0x40])
-    array = np.asarray(labels, dtype=object)
-    out = np.zeros(len(array), dtype=bool)
-    for label in in_order(labels):
-        members = np.flatnonzero(array == label)
+    names = in_order(labels)
+    number = {name: i for i, name in enumerate(names)}
+    label_N = np.array([number[label] for label in labels], dtype=np.int64)
+    out = np.zeros(len(label_N), dtype=bool)
+    by_label = np.split(
+        np.argsort(label_N, kind="stable"),
+        np.bincount(label_N, minlength=len(names)).cumsum()[:-1],
+    )
+    for members in by_label[: len(names)]:
         count = min(int(share * len(members) + 0.5), max(len(members) - 2, 0))
         out[random.permutation(members)[:count]] = True
     return out

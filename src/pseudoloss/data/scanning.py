@@ -44,7 +44,7 @@ from pseudoloss.reading import ReadOptions as ReadOptions
 LARGE = 64  # pixels: images with a longer shorter side than this count as photographs
 MAX_MEMORY_SHARE = 0.5  # of the free memory, for decoded images
 DEFAULT_HOLD_OUT = 0.1  # share of the image files
-CHUNK = 256  # files that the thread pool gets at a time
+CHUNK, AT_ONCE = 256, 8  # files that the thread pool, and a thread, get at a time
 
 Progress = Callable[[str, int, int], None]  # what is being done, number done, total number
 
@@ -432,22 +432,32 @@ def for_each(
     """The result of the function for each item, or the `UnreadableError` that it raised. Runs in
     threads, because PIL releases the interpreter lock."""
 
-    def attempt(item: Any) -> Any:
-        try:
-            return function(item)
-        except UnreadableError as error:
-            return error
+    def attempt(some: Sequence[Any]) -> list[Any]:
+        results: list[Any] = []
+        for item in some:
+            try:
+                results.append(function(item))
+            except UnreadableError as error:
+                results.append(error)
+        return results
 
     found: list[Any] = []
     with no_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
         for start in range(0, len(items), CHUNK):
-            found += threads.map(attempt, items[start : start + CHUNK])
+            end = min(start + CHUNK, len(items))
+            # A few at a time: handing over each of them takes as long as reading a header.
+            parts = [items[i : min(i + AT_ONCE, end)] for i in range(start, end, AT_ONCE)]
+            for results in threads.map(attempt, parts):
+                found += results
             progress(what, len(found), len(items))
     return found
 
 
 def name_of(path: Path, root: Path) -> str:
     """The name of a file in tables: its path inside the source, or its full path if elsewhere."""
+    text, folder = str(path), f"{root}{os.sep}"
+    if text.startswith(folder):
+        return printable(text[len(folder) :])
     try:
         return printable(path.relative_to(root))
     except ValueError:

@@ -76,11 +76,15 @@ def table_files(path: Path, column: str, where: str) -> list[Path]:
 def _files(rows: pd.DataFrame, column: str, root: Path, where: str) -> list[Path]:
     """The paths in a column, with ~ as the home folder. Spaces around a path are removed unless a
     file of that exact name exists."""
+
+    def place(text: str) -> Path:
+        return Path(root, at_home(text) if text.startswith("~") else text)
+
     found = []
     for text in texts(rows[column], column, where):
-        exact = root / at_home(text)
-        is_clean = text == text.strip() or os.path.exists(exact)  # noqa: PTH110, takes any name
-        found.append(exact if is_clean else root / at_home(text.strip()))
+        stripped = text.strip()
+        is_clean = text == stripped or os.path.exists(place(text))  # noqa: PTH110, takes any name
+        found.append(place(text if is_clean else stripped))
     return found
 
 
@@ -151,13 +155,17 @@ def _broken_line(path: Path) -> str:
     return ""
 
 
+def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if is_scalar(value) and pd.isna(value) else str(value)
+
+
 def texts(column: Any, name: str, where: str) -> list[str]:
     """A column as text, whole numbers without a decimal point. An empty cell is an error."""
     found = []
     for row, value in enumerate(column.tolist(), 1):
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        text = "" if is_scalar(value) and pd.isna(value) else str(value)
+        text = value if type(value) is str else _text(value)
         if not text.strip():
             raise InputError(f"{where}: row {row}: {name} is empty")
         if "\0" in text:
