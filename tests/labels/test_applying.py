@@ -210,7 +210,8 @@ def test_a_folder_that_can_be_trained_on(tmp_path, photo_folder, copy):
     files = [path for path in (tmp_path / "fixed").rglob("*") if path.is_file()]
     assert len(files) == found.images == 47
     assert all(path.is_symlink() != copy for path in files)
-    splits = folder_splits(tmp_path / "fixed", "fixed")
+    assert found.links != copy
+    splits = folder_splits(tmp_path / "fixed", "fixed", follow=found.links)
     table = open_labels(audit).decided()
     wanted = table["suggested_label"].fillna(table["given_label"]).drop(1)
     assert sorted(splits["train"].labels) == sorted(wanted)

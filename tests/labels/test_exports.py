@@ -21,11 +21,11 @@ from pseudoloss.labels.exports import (
     as_text,
     labeling_config,
     records,
-    safe_for_spreadsheets,
     write_folder,
     write_table,
 )
 from pseudoloss.labels.opening import open_labels
+from pseudoloss.spreadsheets import safe_for_spreadsheets
 
 CLASSES = ("a & <b>", '"quoted"')
 NAMES = ["x/=1.png", "x/b c,ü.png", "y/#?&.png", "y/d.png"]

@@ -41,8 +41,9 @@ from pseudoloss.auditing.neighbours import Duplicates, find_duplicates, nearest_
 from pseudoloss.auditing.outliers import outlier_scores
 from pseudoloss.auditing.scoring import LabelScores, score_labels
 from pseudoloss.auditing.summary import summarise
-from pseudoloss.data.scanning import refuse_unreadable
-from pseudoloss.data.sources import Source, absolute, refuse_inside
+from pseudoloss.data.images import refuse_masked
+from pseudoloss.data.scanning import limits_of, refuse_unreadable
+from pseudoloss.data.sources import FILE_OPTIONS, Source, absolute, refuse_inside
 from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import as_path, at_home
 from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, decide
@@ -55,7 +56,8 @@ from pseudoloss.version import __version__
 Method = Literal["latent", "two-mixtures"]
 MAX_FOLDS = 50
 METHODS: tuple[str, ...] = get_args(Method)
-READING = ("path_column", "label_column", "split_column", "strict")  # options that audits have
+# The options for reading that audits have.
+READING = ("path_column", "label_column", "split_column", *FILE_OPTIONS)
 CONFIDENT = 0.1  # up to this probability of being wrong, an image is an example of its class
 
 
@@ -245,7 +247,7 @@ def _examine(
     """Compute features and scores, and write the results."""
     settings, clock = begun["settings"], _Clock()
     reporter.say(messages.introduction(images, settings, device_name(device)))
-    found = _features(images, features, str(device), cache, reporter)
+    found = _features(images, features, options, str(device), cache, reporter)
     skipped = (*images.skipped, *found.skipped)
     if found.skipped and options.strict:
         refuse_unreadable(found.skipped[0], images.name)
@@ -337,7 +339,12 @@ class _Clock:
 
 
 def _features(
-    images: AuditImages, features: Any, device: str, cache: bool, reporter: Reporter
+    images: AuditImages,
+    features: Any,
+    options: ReadOptions,
+    device: str,
+    cache: bool,
+    reporter: Reporter,
 ) -> Features:
     if features is not None and not _is_text(features):
         return given_features(_as_array(features), len(images), "features")
@@ -352,6 +359,7 @@ def _features(
             device=device,
             cache=cache,
             progress=reporter.progress,
+            limits=limits_of(options),
         )
     assert images.images_NCHW is not None
     return extract_arrays(
@@ -361,6 +369,7 @@ def _features(
 
 def _as_array(features: Any) -> np.ndarray:
     """Features of any kind as an array of floats; whole numbers are converted."""
+    refuse_masked(features, "features")
     if isinstance(features, Tensor):
         features = features.detach().cpu()
         features = features.float() if features.dtype == torch.bfloat16 else features

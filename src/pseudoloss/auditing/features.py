@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -27,16 +27,18 @@ from pseudoloss.auditing.cache import FeatureCache, digest_of
 from pseudoloss.auditing.extractors import RUN, Extractor, open_extractor
 from pseudoloss.data import Skipped
 from pseudoloss.data.decoding import (
+    USUAL,
     Entry,
+    Limits,
     Reader,
     UnreadableError,
-    content_of,
+    content,
     header,
     no_warnings,
 )
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home, cache_folder
+from pseudoloss.files import at_home, cache_folder, open_npy, open_regular
 
 HEADERS = 500  # images whose size is looked at
 ORIENTATION = 0x0112  # the EXIF tag
@@ -74,6 +76,7 @@ def extract_files(
     device: str = "auto",
     cache: bool = True,
     progress: Progress = no_progress,
+    limits: Limits = USUAL,
 ) -> Features:
     """The features of image files or items of a dataset.
 
@@ -85,16 +88,18 @@ def extract_files(
         device: as --device.
         cache: whether features are looked up and kept in the cache.
         progress: is told about the progress.
+        limits: of files and images.
     """
     if is_file(spec):
         return load_features(at_home(str(spec)), len(entries))
-    extractor = open_extractor(spec, typical_side(entries), device)
+    extractor = open_extractor(spec, typical_side(entries, limits), device)
+    reader = replace(extractor.reader, limits=limits)
 
     def load(i: int, known: "Lookup") -> "Loaded":
-        content = content_of(entries[i])
-        digest = _digest(content)
-        values_D = known(digest)
-        pixels = extractor.reader.decode(content) if values_D is None else None
+        with content(entries[i], limits) as found:
+            digest = _digest(found)
+            values_D = known(digest)
+            pixels = reader.decode(found) if values_D is None else None
         return Loaded(digest, values_D, pixels)
 
     return _extract(extractor, load, names, cache, progress)
@@ -134,10 +139,10 @@ def load_features(path: Path, count: int) -> Features:
     if not path.is_file():
         raise InputError(f"{where}: no such file")
     try:
-        values_ND = np.lib.format.open_memmap(path, mode="c")  # it unpickles nothing
-        with path.open("rb") as file:
+        values_ND = open_npy(path, "c")
+        with open_regular(path) as file:
             key = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{where}: not a .npy file of numbers ({reason(error)})") from None
     return given_features(values_ND, count, where, path.name, key)
 
@@ -313,13 +318,13 @@ def _digest(content: bytes | Image.Image) -> bytes:
     return digest_of(repr((*facts, content.getexif().get(ORIENTATION))).encode(), content.tobytes())
 
 
-def typical_side(entries: Sequence[Entry]) -> int:
+def typical_side(entries: Sequence[Entry], limits: Limits = USUAL) -> int:
     """The median of the shorter sides of some images; 0 if none can be read."""
     step = max(1, len(entries) // HEADERS)
     sides = []
     for entry in entries[::step]:
         try:
-            found = header(entry)
+            found = header(entry, limits)
         except (UnreadableError, ValueError):
             continue
         sides.append(min(found.width, found.height))

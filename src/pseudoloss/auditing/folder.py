@@ -5,14 +5,12 @@ examples.npz, skipped.csv and, written last, summary.json.
 """
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -20,7 +18,15 @@ import pandas as pd
 from pseudoloss import claims, runs
 from pseudoloss.data import Skipped
 from pseudoloss.errors import InputError, TrainingError, reason
-from pseudoloss.files import as_path, read_checked, write_atomically, write_checked
+from pseudoloss.files import (
+    as_path,
+    open_npy,
+    read_checked,
+    read_json,
+    read_npz,
+    write_atomically,
+    write_checked,
+)
 from pseudoloss.labels.table import read_labels, write_labels
 from pseudoloss.runs import Run, lock_folder
 
@@ -88,8 +94,8 @@ class AuditFolder:
     def is_audit(self) -> bool:
         """Whether config.json is that of an audit."""
         try:
-            return bool(json.loads(self.config.read_text(encoding="utf-8"))["kind"] == KIND)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return bool(read_json(self.config)["kind"] == KIND)
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def recorded(self) -> dict[str, Any] | None:
@@ -194,7 +200,7 @@ def load_audit(path: str | Path) -> Audit:
     try:
         summary = read_checked(folder.summary)
         labels = read_labels(folder.path)
-        pred_probs = np.load(folder.file("pred_probs.npy"), "r", allow_pickle=False)
+        pred_probs = open_npy(folder.file("pred_probs.npy"))
         classes = tuple(config["classes"])
         if pred_probs.shape != (len(labels), len(classes)) or summary["images"] != len(labels):
             raise ValueError(
@@ -206,9 +212,8 @@ def load_audit(path: str | Path) -> Audit:
             keep_default_na=False,
             na_values={"path": [""]},
         )
-        with np.load(folder.file("examples.npz"), allow_pickle=False) as archive:
-            examples = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        examples = read_npz(folder.file("examples.npz"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: the folder of the audit is damaged ({error})") from None
     return Audit(labels, summary, pred_probs, classes, duplicates, examples, folder.path)
 

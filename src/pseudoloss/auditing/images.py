@@ -13,7 +13,13 @@ from pseudoloss.data import OUT, Data, ImageFiles, ImageSet, Reader, Skipped, ar
 from pseudoloss.data.corruption import parse_noise
 from pseudoloss.data.decoding import Entry
 from pseudoloss.data.images import in_order
-from pseudoloss.data.scanning import FileSource, LabelledFiles, Progress, no_progress
+from pseudoloss.data.scanning import (
+    FileSource,
+    LabelledFiles,
+    Progress,
+    loose_files,
+    no_progress,
+)
 from pseudoloss.data.sources import Source, open_all
 from pseudoloss.errors import InputError
 from pseudoloss.reading import ReadOptions
@@ -137,7 +143,7 @@ def _of_files(source: FileSource) -> AuditImages:
     for part in PARTS:
         split = source.splits.get(part)
         if split is not None:
-            skipped += [Skipped(name, "is not in a class folder") for name in split.loose]
+            skipped += loose_files(split)
             skipped += split.skipped
             # The label of an item that could not be loaded is empty.
             loaded = [label != "" for label in split.labels]

@@ -15,7 +15,7 @@ from torch import Tensor
 from pseudoloss.auditing.extractors import Extractor, open_extractor
 from pseudoloss.auditing.features import decode_pixels, typical_side
 from pseudoloss.auditing.scoring import SMALL
-from pseudoloss.data.decoding import Entry, UnreadableError, content_of
+from pseudoloss.data.decoding import Entry, UnreadableError
 from pseudoloss.errors import InputError
 from pseudoloss.nn.devices import choose_device, using
 
@@ -67,7 +67,7 @@ def _decode_some(images: Sequence[Entry] | Tensor, extractor: Extractor) -> _Dec
             if isinstance(entry, Tensor):
                 found.append(decode_pixels(extractor.reader, entry.numpy()))
             else:
-                found.append(extractor.reader.decode(content_of(entry)))
+                found.append(extractor.reader.read(entry))
         except UnreadableError:
             continue
     if not found:

@@ -29,6 +29,7 @@ from pseudoloss.cli import (
 from pseudoloss.cli.train import train_parser as train_parser
 from pseudoloss.errors import InputError, TrainingError, name_hint, reason
 from pseudoloss.interrupts import exit_code, raised
+from pseudoloss.terminal import one_line, show
 from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
@@ -87,9 +88,9 @@ def _run(given: list[str]) -> None:
     if given[:1] == ["help"]:  # pseudoloss help train
         given = [*given[1:], "--help"]
     if not given or given[0] in ("-h", "--help"):
-        print(overview())
+        show(overview())
     elif given[0] == "--version":
-        print(f"pseudoloss {__version__}")
+        show(f"pseudoloss {__version__}")
     elif given[0].startswith("-"):
         raise InputError(f"{given[0]}: no such option (see pseudoloss --help)")
     elif given[0] not in COMMANDS:
@@ -137,7 +138,7 @@ def complain(text: str, code: int) -> int:
     if not distributed.speaks():
         return code
     with suppress(OSError):  # the terminal may be gone
-        print(f"pseudoloss: {kind}{' '.join(text.split())}", file=sys.stderr)
+        show(f"pseudoloss: {kind}{one_line(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

@@ -3,9 +3,10 @@
 import shlex
 from typing import TYPE_CHECKING
 
-from pseudoloss.cli.labels import add_thresholds, visible
+from pseudoloss.cli.labels import add_thresholds
 from pseudoloss.cli.parser import Parser, path
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import one_line, show
 
 if TYPE_CHECKING:
     from pseudoloss.labels.applying import Applied
@@ -66,7 +67,7 @@ def run(arguments: list[str]) -> None:
         reviewed_only=args.reviewed_only,
         copy=args.copy,
     )
-    print(report(found))
+    show(report(found))
 
 
 def report(found: "Applied") -> str:
@@ -89,5 +90,6 @@ def report(found: "Applied") -> str:
         listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         lines.append(f"left out: {listed}; listed in {found.left_out_file}")
     lines += [f"notice: {notice}" for notice in found.notices]
-    lines.append(f"next: pseudoloss train {shlex.quote(str(found.out))} --out NEW-RUN")
-    return "\n".join(map(visible, lines))
+    follow = " --follow-links" if found.links else ""
+    lines.append(f"next: pseudoloss train {shlex.quote(str(found.out))}{follow} --out NEW-RUN")
+    return "\n".join(map(one_line, lines))

@@ -5,14 +5,21 @@ import shlex
 from pathlib import Path
 
 from pseudoloss import distributed
-from pseudoloss.cli.options import add_device, add_read_options, given_read_options
+from pseudoloss.cli.options import (
+    COLUMNS,
+    LIMITS,
+    add_device,
+    add_read_options,
+    given_read_options,
+)
 from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, number, path, whole
 from pseudoloss.errors import InputError
 from pseudoloss.interrupts import renamed
+from pseudoloss.terminal import show
 
 METHODS = ("latent", "two-mixtures")
-READING = ("path_column", "label_column", "split_column", "strict")
+READING = (*COLUMNS, "strict", *LIMITS)
 
 
 def run(arguments: list[str]) -> None:
@@ -69,7 +76,7 @@ def finish(folder: Path, quiet: bool) -> None:
     """What follows a finished audit: the report, and what to do next."""
     add_report(folder)
     if not quiet:
-        print(next_steps(folder))
+        show(next_steps(folder))
 
 
 def next_steps(folder: Path) -> str:

@@ -4,12 +4,15 @@ from typing import TYPE_CHECKING
 
 from pseudoloss.cli.options import (
     COLUMNS,
+    LIMITS,
     add_best,
     add_device,
     add_read_options,
+    add_safe_csv,
     given_read_options,
 )
 from pseudoloss.cli.parser import Parser, path
+from pseudoloss.terminal import one_line, show
 
 if TYPE_CHECKING:
     from pseudoloss.inference.evaluation import Evaluation
@@ -49,9 +52,10 @@ def run(arguments: list[str]) -> None:
         "must not exist",
     )
     add("--json", action="store_true", help="print the content of evaluation.json")
+    add_safe_csv(parser)
     add_best(parser)
     add_device(parser)
-    add_read_options(parser, COLUMNS)
+    add_read_options(parser, (*COLUMNS, *LIMITS))
     args = parser.parse(arguments)
     from pseudoloss.files import as_path, new_folder, refuse_existing, to_json
     from pseudoloss.inference.evaluation import evaluate
@@ -68,12 +72,12 @@ def run(arguments: list[str]) -> None:
         found = evaluate(model, args.source, args.part, options, reporter.progress)
     if args.out is not None:
         with new_folder(args.out) as folder:
-            found.write(folder)
-    print(to_json(found.summary(), indent=2) if args.json else report(found))
+            found.write(folder, args.safe_csv)
+    show(to_json(found.summary(), indent=2) if args.json else report(found))
     if args.out is not None and not args.json:
-        print(f"\nwritten: {args.out}/: evaluation.json, classes.csv, confusion.csv, …")
+        show(f"\nwritten: {args.out}/: evaluation.json, classes.csv, confusion.csv, …")
     elif not args.json:
-        print("\nNext: add --out DIR to write all classes, confusions and predictions as tables")
+        show("\nNext: add --out DIR to write all classes, confusions and predictions as tables")
 
 
 def report(found: "Evaluation") -> str:
@@ -102,7 +106,7 @@ def report(found: "Evaluation") -> str:
         for part in found.calibration["bins"]
         if part["images"]
     ]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def _overall(found: "Evaluation", tested: int) -> list[str]:

@@ -12,6 +12,7 @@ from pseudoloss.cli.parser import Parser, add_several, duration, number, path, w
 from pseudoloss.config import as_flag
 from pseudoloss.errors import InputError, name_hint
 from pseudoloss.interrupts import renamed
+from pseudoloss.terminal import show
 
 OUT, RESULTS = Path("experiments"), Path("benchmarks/results")
 
@@ -50,22 +51,22 @@ def experiments_list(arguments: list[str]) -> None:
         experiment = find_experiment(args.name)
         has_extra = any(cell.extra for cell in experiment.cells)
         hint = "; extra cells run only with --only" if has_extra else ""
-        print(f"{experiment.title} ({experiment.where}){hint}")
+        show(f"{experiment.title} ({experiment.where}){hint}")
         for cell in experiment.cells:
             changes = " ".join(as_flag(name, value) for name, value in cell.changes.items())
             paper = "" if cell.paper is None else f"paper {cell.paper:.2f}"
             extra = "extra" if cell.extra else ""
             line = f"  {cell.name:32} {paper:12} {extra:6} --preset {cell.preset} {changes}"
-            print(line.rstrip())
+            show(line.rstrip())
         return
-    print("experiments (list NAME shows the cells):")
+    show("experiments (list NAME shows the cells):")
     for name, experiment in EXPERIMENTS.items():
         count = len(experiment.choose(None))
         cells = f"{count} cell{'s' if count > 1 else ''}"
-        print(f"  {name:16} {experiment.title} ({experiment.where}); {cells}")
-    print("plots, from the runs of selection:")
+        show(f"  {name:16} {experiment.title} ({experiment.where}); {cells}")
+    show("plots, from the runs of selection:")
     for name, title in PLOTS.items():
-        print(f"  {name:16} {title}")
+        show(f"  {name:16} {title}")
 
 
 def experiments_run(arguments: list[str]) -> None:
@@ -129,7 +130,7 @@ def experiments_run(arguments: list[str]) -> None:
             others = ", ".join(f"{before} (not {wanted})" for before, wanted in job.differences())
             state = "other" if others else job.state
             why = f": other settings: {others}" if others else job.damage and f": {job.damage}"
-            print(f"{state:7} {job.name}{why}\n        {job.command}")
+            show(f"{state:7} {job.name}{why}\n        {job.command}")
         return
     if args.submit is not None:
         from pseudoloss.cli.submission import check, open_executor, submit
@@ -144,13 +145,13 @@ def experiments_run(arguments: list[str]) -> None:
     except KeyboardInterrupt as error:
         raise renamed(error, "interrupted; run the same command to resume") from None
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
-    print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    show(", ".join(f"{count} {state}" for state, count in counts.items()))
     if "done" not in counts:
         return
     chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
-    print("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
+    show("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
     if experiment.name == "selection":
-        print("   or: pseudoloss " + shlex.join(["experiments", "plot", "accuracy", *chosen]))
+        show("   or: pseudoloss " + shlex.join(["experiments", "plot", "accuracy", *chosen]))
 
 
 def _parameters(args: argparse.Namespace) -> dict[str, Any]:
@@ -223,10 +224,10 @@ def experiments_table(arguments: list[str]) -> None:
     experiment = find_experiment(args.name)
     chosen = experiment.choose(args.only)
     from pseudoloss.experiments import tables
-    from pseudoloss.files import refuse_existing, write_bytes
+    from pseudoloss.files import check_replaceable, write_bytes
 
-    if args.file is not None and not args.force:
-        refuse_existing(args.file, "--file", "add --force to replace it")
+    if args.file is not None:
+        check_replaceable(args.file, args.force, "--file")
     out, results = args.out, args.results
     if out is None and results is None:
         out, results = OUT, RESULTS if RESULTS.is_dir() else None
@@ -244,10 +245,10 @@ def experiments_table(arguments: list[str]) -> None:
         found = any(line.results for line in hidden_lines)
         hint = "; there are runs of extra cells, which --only '*' shows" if found else ""
         message = f"no finished runs of {experiment.name} found in {places}{seeds}{hint}"
-        print(f"pseudoloss: {message}", file=sys.stderr)
+        show(f"pseudoloss: {message}", file=sys.stderr)
     text = tables.FORMATS[args.format](experiment, lines, notes)
     if args.file is None:
-        print(text, end="")
+        show(text, end="")
         return
     try:
         args.file.parent.mkdir(parents=True, exist_ok=True)
@@ -283,14 +284,13 @@ def experiments_plot(arguments: list[str]) -> None:
     if args.name not in PLOTS:
         raise InputError(f"{args.name}: no such plot{name_hint(args.name, PLOTS)}")
     from pseudoloss.experiments.plots import draw
-    from pseudoloss.files import refuse_existing
+    from pseudoloss.files import check_replaceable
 
     file = args.file or Path(f"{args.name}.svg")
-    if not args.force:
-        refuse_existing(file, "--file", "add --force to replace it")
+    check_replaceable(file, args.force, "--file")
     for note in draw(args.name, args.out, file, args.only, args.epochs):
-        print(note)
-    print(f"written: {file}")
+        show(note)
+    show(f"written: {file}")
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -317,4 +317,4 @@ def _add_only(parser: Parser) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    show(text, flush=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pseudoloss.cli.options import add_best
 from pseudoloss.cli.parser import Parser, path
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import show
 
 if TYPE_CHECKING:
     from pseudoloss.inference.export import Exported
@@ -42,7 +43,7 @@ def run(arguments: list[str]) -> None:
     args = parser.parse(arguments)
     if args.out is None:
         raise InputError("--out is missing: name the folder to write, such as --out model")
-    print(report(export_run(args.run, args.out, args.format, args.best)))
+    show(report(export_run(args.run, args.out, args.format, args.best)))
 
 
 def export_run(

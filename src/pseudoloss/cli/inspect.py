@@ -4,6 +4,7 @@ import argparse
 
 from pseudoloss.cli.options import add_read_options, given_read_options
 from pseudoloss.cli.parser import Parser, whole
+from pseudoloss.terminal import show
 
 
 def run(arguments: list[str]) -> None:
@@ -62,4 +63,4 @@ def run(arguments: list[str]) -> None:
             progress=reporter.progress,
             **given_read_options(args),
         )
-    print(to_json(asdict(found), indent=2) if args.json else report(found))
+    show(to_json(asdict(found), indent=2) if args.json else report(found))

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,8 +21,9 @@ from pseudoloss.data import Data, ImageSet, ReadOptions, ScannedSource, Skipped,
 from pseudoloss.data.decoding import (
     Entry,
     Header,
+    Limits,
     UnreadableError,
-    content_of,
+    content,
     full_pixels,
     header,
 )
@@ -260,26 +262,38 @@ def _inspect_files(
         if files is None:
             continue
         what = "inspecting images" if part == "train" else "inspecting test images"
-        contents = for_each(files.paths, _decode if decode else _read_header, what, progress)
-        for name, label, content in zip(files.names, files.labels, contents, strict=True):
-            if isinstance(content, UnreadableError):
-                skipped.append(Skipped(name, str(content)))
+        if part == "train" and not decode:  # scanned already
+            contents = list(map(_with_size, files.paths, source.headers))
+        else:
+            look = partial(_decode if decode else _read_header, limits=source.limits)
+            contents = for_each(files.paths, look, what, progress)
+        for name, label, found in zip(files.names, files.labels, contents, strict=True):
+            if isinstance(found, UnreadableError):
+                skipped.append(Skipped(name, str(found)))
             else:
-                images.append(Inspected(part, name, label, content))
+                images.append(Inspected(part, name, label, found))
     return images, skipped
 
 
-def _decode(entry: Entry) -> Content:
-    content = content_of(entry)
-    head, image = full_pixels(content)
-    pixels = _digest(f"{image.size}".encode(), image.tobytes())
-    if not isinstance(content, bytes):
-        return Content(head, None, pixels, pixels, difference_hash(image))
-    return Content(head, len(content), _digest(content), pixels, difference_hash(image))
+def _decode(entry: Entry, limits: Limits) -> Content:
+    with content(entry, limits) as found:
+        head, image = full_pixels(found, limits=limits)
+        pixels = _digest(f"{image.size}".encode(), image.tobytes())
+        if not isinstance(found, bytes):
+            return Content(head, None, pixels, pixels, difference_hash(image))
+        return Content(head, len(found), _digest(found), pixels, difference_hash(image))
 
 
-def _read_header(entry: Entry) -> Content:
-    return Content(header(entry), entry.stat().st_size if isinstance(entry, Path) else None)
+def _read_header(entry: Entry, limits: Limits) -> Content:
+    return _with_size(entry, header(entry, limits))
+
+
+def _with_size(entry: Entry, found: Header) -> Content:
+    size = None
+    if isinstance(entry, Path):
+        with suppress(OSError):  # it may be gone by now
+            size = entry.stat().st_size
+    return Content(found, size)
 
 
 def _inspect_arrays(data: Data, decode: bool, progress: Progress) -> list[Inspected]:

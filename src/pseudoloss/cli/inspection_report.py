@@ -1,6 +1,7 @@
 """The text of `pseudoloss inspect`."""
 
 from pseudoloss.cli.inspection import Duplicates, Inspection, Range, Timing
+from pseudoloss.terminal import visible
 
 SHOWN_CLASSES = 12  # with more classes, their counts are not listed
 
@@ -176,4 +177,4 @@ def _bytes(count: int) -> str:
 
 
 def _one_line(name: str) -> str:
-    return " ".join(name.split())
+    return visible(" ".join(name.split()))

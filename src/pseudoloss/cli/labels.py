@@ -3,8 +3,10 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pseudoloss.cli.options import add_safe_csv
 from pseudoloss.cli.parser import Parser, add_several, number, path, whole
 from pseudoloss.errors import InputError, name_hint
+from pseudoloss.terminal import VisibleOutput, one_line, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,22 +55,18 @@ def run(arguments: list[str]) -> None:
         choices=FORMATS,
         help="output format (default: by the ending of FILE, else csv)",
     )
-    add(
-        "--safe-csv",
-        action="store_true",
-        help="put an apostrophe before names that a spreadsheet would evaluate (= + - @)",
-    )
+    add_safe_csv(parser)
     args = parser.parse(arguments)
     from pseudoloss.files import as_path, refuse_existing
     from pseudoloss.labels.decisions import select
     from pseudoloss.labels.exports import (
         FOLDERS,
         as_text,
-        safe_for_spreadsheets,
         write_folder,
         write_table,
     )
     from pseudoloss.labels.opening import open_labels
+    from pseudoloss.spreadsheets import safe_for_spreadsheets
 
     form = _format(args.format, args.out)
     if args.safe_csv and form not in ("csv", None):
@@ -85,20 +83,20 @@ def run(arguments: list[str]) -> None:
     decided = labels.decided(args.threshold, args.min_trust)
     chosen = select(decided, classes=classes, actions=args.action, top=args.top)
     if labels.state:
-        print(labels.state, file=sys.stderr)
+        show(labels.state, file=sys.stderr)
     if args.safe_csv:
         chosen = safe_for_spreadsheets(chosen)
     if args.out is None and form is None and sys.stdout.isatty():
         _show(labels, decided, chosen, args.top)
     elif args.out is None:
-        sys.stdout.write(as_text(chosen, form or "csv"))
+        VisibleOutput(sys.stdout).write(as_text(chosen, form or "csv"))
     elif form in FOLDERS:
         for notice in write_folder(labels, chosen, args.out, form):
-            print(f"notice: {visible(notice)}", file=sys.stderr)
-        print(f"{args.out}: {len(chosen):,} labels, as {form}", file=sys.stderr)
+            show(f"notice: {one_line(notice)}", file=sys.stderr)
+        show(f"{args.out}: {len(chosen):,} labels, as {form}", file=sys.stderr)
     else:
         write_table(chosen, args.out, form or "csv")
-        print(f"{args.out}: {len(chosen):,} labels", file=sys.stderr)
+        show(f"{args.out}: {len(chosen):,} labels", file=sys.stderr)
 
 
 def add_thresholds(parser: Parser) -> None:
@@ -151,15 +149,11 @@ def _show(
         name = name if len(name) <= room else f"…{name[1 - room :]}"
         cells = (name, row["given_label"], "" if row["action"] == "keep" else suggested)
         numbers = ("" if row[x] != row[x] else f"{row[x]:.2f}" for x in ("p_noisy", "trust"))
-        table.add_row(*(escape(visible(cell)) for cell in cells), *numbers, row["action"])
+        table.add_row(*(escape(one_line(cell)) for cell in cells), *numbers, row["action"])
     console.print(table)
     counts = decided["action"].value_counts()
     parts = [f"{counts.get(action, 0):,} {action}" for action in ("keep", "relabel", "review")]
     console.print(f"\n{len(decided):,} labels: {', '.join(parts)}", end="")
+    path = escape(one_line(labels.path))
     more = f"; {len(rows):,} of {len(chosen):,} shown" if len(rows) < len(chosen) else ""
-    console.print(f"{more}. All as a table: pseudoloss labels {labels.path} --out FILE.csv")
-
-
-def visible(text: str) -> str:
-    """Without characters that control a terminal."""
-    return "".join(c if c.isprintable() else "�" for c in text)
+    console.print(f"{more}. All as a table: pseudoloss labels {path} --out FILE.csv")

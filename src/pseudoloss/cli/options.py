@@ -8,6 +8,7 @@ from pseudoloss.config import as_text, flag
 from pseudoloss.reading import READ_OPTIONS
 
 COLUMNS = ("path_column", "label_column", "split_column")
+LIMITS = ("follow_links", "max_megabytes", "max_megapixels")
 
 
 def add_read_options(parser: Parser, names: tuple[str, ...] = tuple(READ_OPTIONS)) -> None:
@@ -37,6 +38,11 @@ def add_best(parser: Parser) -> None:
 def add_device(parser: Parser) -> None:
     text = "auto, cpu, cuda, cuda:N or mps (default: auto)"
     parser.add_argument("--device", default="auto", metavar="NAME", help=text)
+
+
+def add_safe_csv(parser: Parser) -> None:
+    text = "put an apostrophe before names that a spreadsheet would evaluate (= + - @)"
+    parser.add_argument("--safe-csv", action="store_true", help=text)
 
 
 def with_default(text: str, value: Any) -> str:

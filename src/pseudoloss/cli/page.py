@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import show
 
 
 def add_report(folder: Path) -> Path | None:
@@ -14,5 +15,5 @@ def add_report(folder: Path) -> Path | None:
     try:
         return write_report(folder)
     except InputError as error:
-        print(f"notice: no report ({error})", file=sys.stderr)
+        show(f"notice: no report ({error})", file=sys.stderr)
         return None

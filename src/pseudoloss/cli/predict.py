@@ -3,9 +3,17 @@
 import sys
 from typing import Any
 
-from pseudoloss.cli.options import add_best, add_device
+from pseudoloss.cli.options import (
+    LIMITS,
+    add_best,
+    add_device,
+    add_read_options,
+    add_safe_csv,
+    given_read_options,
+)
 from pseudoloss.cli.parser import Parser, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import VisibleOutput
 
 
 def run(arguments: list[str]) -> None:
@@ -51,33 +59,41 @@ def run(arguments: list[str]) -> None:
         metavar="K",
         help="number of most likely classes to list (default: 1)",
     )
+    add_safe_csv(parser)
     add_best(parser)
     add_device(parser)
+    add_read_options(parser, LIMITS)
     add("--quiet", action="store_true", help="print only rows and errors")
     args = parser.parse(arguments)
-    from pseudoloss.files import as_path, refuse_existing
+    from pseudoloss.data.scanning import limits_of
+    from pseudoloss.files import as_path, check_replaceable
     from pseudoloss.inference import predictions
     from pseudoloss.progress import SilentReporter, stderr_reporter
+    from pseudoloss.reading import ReadOptions
     from pseudoloss.runs import open_model
 
     if args.out is not None:
         as_path(args.out, "--out")
-        if not args.force:
-            refuse_existing(args.out, hint="add --force to overwrite it")
-        if args.out.is_dir() or not args.out.parent.is_dir():
-            reason = "is a folder" if args.out.is_dir() else f"no such folder: {args.out.parent}"
-            raise InputError(f"--out {args.out}: {reason}")
-    images = predictions.find_images(args.images)
-    output = sys.stdout  # before a progress bar on standard error replaces it
-    show_bar = args.out is not None or not output.isatty()
+        check_replaceable(args.out, args.force)
+        if not args.out.parent.is_dir():
+            raise InputError(f"--out {args.out}: no such folder: {args.out.parent}")
+    reading = ReadOptions(**given_read_options(args))
+    images = predictions.find_images(args.images, reading)
+    output = VisibleOutput(sys.stdout)  # before a progress bar on standard error replaces it
+    show_bar = args.out is not None or not output.is_terminal
     reporter = SilentReporter() if args.quiet else stderr_reporter(show_bar)
     model = open_model(args.run, args.best, args.device, reporter.notice)
     predictions.check_top(args.top, len(model.classes))
     ending = "jsonl" if args.out is not None and args.out.suffix == ".jsonl" else "csv"
+    form = args.format or ending
+    if args.safe_csv and form != "csv":
+        raise InputError(f"--safe-csv is for csv, not {form}")
     options: dict[str, Any] = {
-        "form": args.format or ending,
+        "form": form,
+        "safe_csv": args.safe_csv,
         "top": args.top,
         "probabilities": args.probabilities,
+        "limits": limits_of(reading),
         "reporter": reporter,
     }
     with reporter:

@@ -4,6 +4,7 @@ from pseudoloss.cli.parser import Parser
 from pseudoloss.config import Settings, as_flag, as_json, as_text, flag
 from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.presets import NEEDS, PRESETS
+from pseudoloss.terminal import show
 
 
 def run(arguments: list[str]) -> None:
@@ -19,21 +20,21 @@ def run(arguments: list[str]) -> None:
     for name, changes in PRESETS.items():
         text = "  ".join(as_flag(key, value) for key, value in changes.items())
         text = text or "(all defaults: see pseudoloss presets default)"
-        print(f"{name:{width}}  {text}{_needs(name)}")
+        show(f"{name:{width}}  {text}{_needs(name)}")
 
 
 def _print_preset(name: str) -> None:
     if name not in PRESETS:
         hint = did_you_mean(name, PRESETS) or " (see pseudoloss presets)"
         raise InputError(f"{name}: no such preset{hint}")
-    print(f"{name}{_needs(name)}")
+    show(f"{name}{_needs(name)}")
     settings = Settings(**PRESETS[name])
     defaults = as_json(Settings(method=settings.method))
     for key, value in as_json(settings).items():
         mark = " " if value == defaults[key] else "*"
-        print(f"{mark} {flag(key):26} {as_text(value)}")
+        show(f"{mark} {flag(key):26} {as_text(value)}")
     command = f"pseudoloss train --method {settings.method} --help"
-    print(f"* differs from the default; {command} explains the settings")
+    show(f"* differs from the default; {command} explains the settings")
 
 
 def _needs(preset: str) -> str:

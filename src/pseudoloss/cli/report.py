@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pseudoloss.cli.parser import Parser, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import show
 
 
 def run(arguments: list[str]) -> None:
@@ -54,11 +55,11 @@ def run(arguments: list[str]) -> None:
         file = write_report(runs[0], args.out, args.top)
     else:
         file = write_comparison(runs, args.out or Path(COMPARE_NAME), args.top)
-    print(f"written: {file} ({file.stat().st_size / 1e6:.1f} MB)")
+    show(f"written: {file} ({file.stat().st_size / 1e6:.1f} MB)")
     if args.open:
         open_in_browser(file)
     elif len(runs) == 1:
-        print(f"Next: open it in a browser: pseudoloss report {shlex.quote(args.runs[0])} --open")
+        show(f"Next: open it in a browser: pseudoloss report {shlex.quote(args.runs[0])} --open")
 
 
 def open_in_browser(file: Path) -> None:
@@ -67,4 +68,4 @@ def open_in_browser(file: Path) -> None:
 
     address = file.resolve().as_uri()
     if not webbrowser.open(address):
-        print(f"no browser found; open {address}")
+        show(f"no browser found; open {address}")

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from pseudoloss.cli.parser import Parser, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.terminal import show
 
 
 def run(arguments: list[str]) -> None:
@@ -58,10 +59,10 @@ def run(arguments: list[str]) -> None:
         browser=not args.no_browser,
     )
     made = served.progress
-    print(
+    show(
         f"\n{made['relabel']:,} relabelled, {made['keep']:,} kept, {made['junk']:,} junk, "
         f"{made['skip']:,} skipped; {made['left']:,} left"
     )
     option = f" --decisions {shlex.quote(str(args.decisions))}" if args.decisions else ""
     out = "fixed.csv" if served.are_files else "fixed.npz"
-    print(f"Next: pseudoloss apply {shlex.quote(args.run)}{option} --out {out}")
+    show(f"Next: pseudoloss apply {shlex.quote(args.run)}{option} --out {out}")

@@ -22,6 +22,7 @@ from pseudoloss.errors import InputError
 from pseudoloss.interrupts import renamed
 from pseudoloss.presets import PRESETS, request
 from pseudoloss.reading import READ_OPTIONS
+from pseudoloss.terminal import show
 
 METAVARS = {
     "network": "NAME",
@@ -86,7 +87,7 @@ def run(arguments: list[str]) -> None:
     if finished and distributed.is_main():
         add_report(args.out)
         if not args.quiet:
-            print(next_steps(args.out))
+            show(next_steps(args.out))
 
 
 def next_steps(folder: Path) -> str:

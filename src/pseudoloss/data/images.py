@@ -245,10 +245,15 @@ def with_held_out(data: Data, share: float, seed: int) -> Data:
 def held_out(labels: Sequence[str], share: float, seed: int) -> np.ndarray:
     """A mask of the images to hold out: the share of each class, but two images of it must stay."""
     random = np.random.default_rng([seed, 0x40])
-    array = np.asarray(labels, dtype=object)
-    out = np.zeros(len(array), dtype=bool)
-    for label in in_order(labels):
-        members = np.flatnonzero(array == label)
+    names = in_order(labels)
+    number = {name: i for i, name in enumerate(names)}
+    label_N = np.array([number[label] for label in labels], dtype=np.int64)
+    out = np.zeros(len(label_N), dtype=bool)
+    by_label = np.split(
+        np.argsort(label_N, kind="stable"),
+        np.bincount(label_N, minlength=len(names)).cumsum()[:-1],
+    )
+    for members in by_label[: len(names)]:
         count = min(int(share * len(members) + 0.5), max(len(members) - 2, 0))
         out[random.permutation(members)[:count]] = True
     return out
@@ -352,7 +357,14 @@ def _from_floats(array: np.ndarray, where: str) -> np.ndarray:
     return np.asarray(np.rint(array * 255), dtype=np.uint8)
 
 
+def refuse_masked(array: Any, where: str) -> None:
+    """Refuse masked values, which NumPy would unmask without a word."""
+    if np.ma.is_masked(array):
+        raise InputError(f"{where}: has masked values; fill them or leave these rows out")
+
+
 def _as_array(images: Any, where: str) -> np.ndarray:
+    refuse_masked(images, where)
     try:
         array = np.asarray(images)
     except (ValueError, TypeError):  # for example images of different shapes
@@ -363,6 +375,7 @@ def _as_array(images: Any, where: str) -> np.ndarray:
 
 
 def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
+    refuse_masked(labels, where)
     try:
         array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     except (TypeError, ValueError):  # for example lists of different lengths
@@ -389,6 +402,8 @@ def _label_array(labels: Any, images: int, where: str) -> np.ndarray:
 
 def _without_out(true_labels: Any, given: np.ndarray) -> tuple[Any, np.ndarray]:
     """True labels in which OUT is replaced by some class, and a mask of where it was."""
+    if np.ma.is_masked(true_labels):
+        return true_labels, np.zeros(len(given), dtype=bool)
     try:
         true = np.asarray(true_labels)
     except (TypeError, ValueError):  # `_label_array` says what is wrong

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pseudoloss.errors import InputError, reason
+from pseudoloss.files import open_regular, read_npz
 
 ZIP = b"PK\x03\x04"  # the start of a zip archive; its directory is at the end
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the start of torch's files before they were zip archives
@@ -26,9 +27,10 @@ def read_arrays(path: Path, where: str, owners: str) -> dict[str, Any]:
     """The named arrays, lists and numbers in a pickle, an `.npz` file or a file of torch.save.
     `owners` says where the file is published, for the error if it is damaged."""
     try:
+        open_regular(path).close()
         if zipfile.is_zipfile(path):
             return _from_zip(path, where)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(len(ZIP)) == ZIP:
                 raise ValueError("it ends too early, perhaps an incomplete download")
             file.seek(0)
@@ -53,8 +55,7 @@ def _from_zip(path: Path, where: str) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         inner = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if not inner:
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
+            return dict(read_npz(path))
         return _named(_load(io.BytesIO(archive.read(inner[0]))), path, where)
 
 

@@ -20,7 +20,7 @@ from pseudoloss.data.scanning import for_each, no_progress
 from pseudoloss.data.sources.folder import images_below
 from pseudoloss.data.sources.imagenet32 import HOME, SIZE, batch_files, read_batch
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, open_npy
 
 POOL = (
     "a pool is a folder of images (such as Places365, which its owners publish at "
@@ -112,10 +112,8 @@ def _inside(folder: Path, where: str) -> tuple[list[Path], list[Path]]:
 
 def _array(path: Path, where: str) -> tuple[int, Select]:
     try:
-        images = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(images, np.ndarray):
-            raise ValueError("an archive of several arrays")
-    except Exception as error:  # a damaged file can raise anything
+        images = open_npy(path)
+    except (OSError, ValueError) as error:
         # NumPy's message about pickled data suggests to load them unsafely: do not pass it on.
         why = "" if "pickle" in str(error) else f" ({reason(error)})"
         raise InputError(f"{where}: not a .npy file of one plain array{why}") from None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from threading import Lock
@@ -24,12 +24,16 @@ from torch import Tensor
 
 from pseudoloss import distributed
 from pseudoloss.data.decoding import (
+    MAX_MEGABYTES,
+    MAX_MEGAPIXELS,
+    USUAL,
     Entry,
     Header,
     Item,
+    Limits,
     Reader,
     UnreadableError,
-    content_of,
+    content,
     header,
     no_warnings,
     printable,
@@ -41,7 +45,7 @@ from pseudoloss.reading import ReadOptions as ReadOptions
 LARGE = 64  # pixels: images with a longer shorter side than this count as photographs
 MAX_MEMORY_SHARE = 0.5  # of the free memory, for decoded images
 DEFAULT_HOLD_OUT = 0.1  # share of the image files
-CHUNK = 256  # files that the thread pool gets at a time
+CHUNK, AT_ONCE = 256, 8  # files that the thread pool, and a thread, get at a time
 
 Progress = Callable[[str, int, int], None]  # what is being done, number done, total number
 
@@ -58,6 +62,14 @@ class Selectable(Protocol):
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A file that is skipped, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class LabelledFiles:
     """Images that are not decoded yet, with one label per image."""
 
@@ -65,7 +77,8 @@ class LabelledFiles:
     names: tuple[str, ...]  # of the images, for tables
     labels: tuple[str, ...]
     loose: tuple[str, ...] = ()  # names of files next to the class folders, which have no label
-    empty: tuple[str, ...] = ()  # classes whose folders are empty
+    empty: dict[str, str] = field(default_factory=dict)  # classes without any file, and why
+    links: tuple[Skipped, ...] = ()  # that are not followed
     true_labels: tuple[str | None, ...] = ()  # if known; None: the image belongs to no class
     positions: tuple[int, ...] = ()  # in the source; empty: all of it, in order
     skipped: tuple["Skipped", ...] = ()  # what the source itself has found unusable
@@ -105,14 +118,6 @@ class FileSource(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A file that is skipped, and why."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class ScannedSource:
     """A source whose file headers have been read. No image is decoded yet."""
 
@@ -125,6 +130,7 @@ class ScannedSource:
     headers: tuple[Header, ...] = field(default=(), repr=False)  # of the training images
     missing_classes: dict[str, str] = field(default_factory=dict)  # without any image, and why
     recipe: Recipe | None = None
+    limits: Limits = USUAL
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -246,12 +252,13 @@ def scan(
     name, splits, recipe = source
     if "train" not in splits:
         raise InputError(f"{name}: has no images to train on, only {' and '.join(splits)}")
-    train, headers, skipped = _read_headers(splits["train"], "headers", progress)
+    limits = limits_of(options)
+    train, headers, skipped = _read_headers(splits["train"], "headers", progress, limits)
     skipped += splits["train"].skipped
     if skipped and options.strict:
         refuse_unreadable(skipped[0], name)
     missing = _missing_classes(splits["train"], train, skipped)
-    skipped += _loose_files(splits["train"])
+    skipped += loose_files(splits["train"])
     if not len(train):
         reason = f" ({skipped[0].path}: {skipped[0].reason})" if skipped else ""
         raise InputError(f"{name}: no images can be read{reason}")
@@ -263,11 +270,11 @@ def scan(
     test: LabelledFiles | None = None
     test_name = ""
     if split is not None:
-        test, _, more = _read_headers(splits[split], f"headers of {split}", progress)
+        test, _, more = _read_headers(splits[split], f"headers of {split}", progress, limits)
         more += splits[split].skipped
         if more and options.strict:
             refuse_unreadable(more[0], name)
-        skipped += [*more, *_loose_files(splits[split])]
+        skipped += [*more, *loose_files(splits[split])]
         _refuse_other_classes(test, {*train.labels, *missing}, f"{name}: the {split} split")
         test_name = f"the {split} images"
     elif options.test is None and share > 0:
@@ -280,7 +287,7 @@ def scan(
         test, test_name = None, ""
     noisy_test = split is None and test is not None
     facts = (tuple(skipped), tuple(headers), missing)
-    return ScannedSource(name, train, test, test_name, noisy_test, *facts, recipe)
+    return ScannedSource(name, train, test, test_name, noisy_test, *facts, recipe, limits)
 
 
 def with_test(
@@ -290,8 +297,8 @@ def with_test(
     progress: Progress = no_progress,
 ) -> ScannedSource:
     """A scanned source with the test images of --test."""
-    loose, unusable = _loose_files(test), test.skipped
-    test, _, skipped = _read_headers(test, "headers of test images", progress)
+    loose, unusable = loose_files(test), test.skipped
+    test, _, skipped = _read_headers(test, "headers of test images", progress, scanned.limits)
     skipped += unusable
     if skipped and options.strict:
         refuse_unreadable(skipped[0], f"--test {options.test}")
@@ -318,7 +325,7 @@ def _missing_classes(
     """Classes of which no image is left, and why."""
     reasons = {entry.path: entry.reason for entry in skipped}
     present = {*kept.labels, ""}  # "" is the label of an item that could not be loaded
-    missing = dict.fromkeys(split.empty, "its folder is empty")
+    missing = dict(split.empty)
     for name, label in zip(split.names, split.labels, strict=True):
         if label not in present:
             missing.setdefault(label, f"{name}: {reasons[name]}")
@@ -346,8 +353,18 @@ def refuse_unreadable(skipped: Skipped, name: str) -> NoReturn:
     )
 
 
-def _loose_files(split: LabelledFiles) -> list[Skipped]:
-    return [Skipped(name, "is not in a class folder") for name in split.loose]
+def loose_files(split: LabelledFiles) -> list[Skipped]:
+    """What is not among the images of a split: files outside of class folders, and links."""
+    return [*(Skipped(name, "is not in a class folder") for name in split.loose), *split.links]
+
+
+def limits_of(options: ReadOptions) -> Limits:
+    """The limits of files and images."""
+    megabytes, megapixels = options.max_megabytes, options.max_megapixels
+    return Limits(
+        MAX_MEGABYTES if megabytes is None else megabytes,
+        MAX_MEGAPIXELS if megapixels is None else megapixels,
+    )
 
 
 def free_memory() -> int:
@@ -376,10 +393,10 @@ def _half_of_memory() -> int:
 
 
 def _read_headers(
-    split: LabelledFiles, what: str, progress: Progress
+    split: LabelledFiles, what: str, progress: Progress, limits: Limits
 ) -> tuple[LabelledFiles, list[Header], list[Skipped]]:
     """The files whose headers can be read, their headers, and the other files."""
-    found = for_each(split.paths, header, what, progress)
+    found = for_each(split.paths, partial(header, limits=limits), what, progress)
     skipped = [
         Skipped(name, result.args[0])
         for name, result in zip(split.names, found, strict=True)
@@ -401,11 +418,12 @@ def _decode(
     counting = Lock()
 
     def read(i: int) -> None:
-        content = content_of(split.paths[i])
-        pixels = reader.decode(content)
-        raw = content if isinstance(content, bytes) else content.tobytes()
-        # Not of the file name, which depends on how the source is written: hf:FOLDER or hf:/FOLDER.
-        checksums[i] = f"{len(raw)} {zlib.crc32(raw)}"
+        with content(split.paths[i], reader.limits) as found:
+            pixels = reader.decode(found)
+            raw = found if isinstance(found, bytes) else found.tobytes()
+            # Not of the file name, which depends on how the source is written: hf:FOLDER or
+            # hf:/FOLDER.
+            checksums[i] = f"{len(raw)} {zlib.crc32(raw)}"
         if keep:
             decoded[i] = pixels
             return
@@ -445,22 +463,32 @@ def for_each(
     """The result of the function for each item, or the `UnreadableError` that it raised. Runs in
     threads, because PIL releases the interpreter lock."""
 
-    def attempt(item: Any) -> Any:
-        try:
-            return function(item)
-        except UnreadableError as error:
-            return error
+    def attempt(some: Sequence[Any]) -> list[Any]:
+        results: list[Any] = []
+        for item in some:
+            try:
+                results.append(function(item))
+            except UnreadableError as error:
+                results.append(error)
+        return results
 
     found: list[Any] = []
     with no_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
         for start in range(0, len(items), CHUNK):
-            found += threads.map(attempt, items[start : start + CHUNK])
+            end = min(start + CHUNK, len(items))
+            # A few at a time: handing over each of them takes as long as reading a header.
+            parts = [items[i : min(i + AT_ONCE, end)] for i in range(start, end, AT_ONCE)]
+            for results in threads.map(attempt, parts):
+                found += results
             progress(what, len(found), len(items))
     return found
 
 
 def name_of(path: Path, root: Path) -> str:
     """The name of a file in tables: its path inside the source, or its full path if elsewhere."""
+    text, folder = str(path), f"{root}{os.sep}"
+    if text.startswith(folder):
+        return printable(text[len(folder) :])
     try:
         return printable(path.relative_to(root))
     except ValueError:

@@ -1,5 +1,7 @@
 """What a run uses where the settings leave it open: sizes, padding, normalisation."""
 
+from dataclasses import replace
+
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, Reader, ScannedSource
 from pseudoloss.data.decoding import Fit
@@ -17,13 +19,13 @@ def choose_reader(listing: ScannedSource, settings: Settings, fit: Fit) -> tuple
     images are padded instead. A published dataset is read as its recipe says.
     """
     if listing.recipe is not None:
-        reader = listing.recipe.reader
+        reader = replace(listing.recipe.reader, limits=listing.limits)
         return reader, choose_size(reader.size, settings)[0]
     wanted = networks.wanted_input(settings.network)
     seen = settings.image_size or (wanted.size if wanted else OWN_SIZE)
     stored = round(seen * 8 / 7) if seen > LARGE else seen
     grey = listing.is_grey and settings.weights is None
-    return Reader(1 if grey else 3, (stored, stored), fit), seen
+    return Reader(1 if grey else 3, (stored, stored), fit, listing.limits), seen
 
 
 def choose_normalisation(

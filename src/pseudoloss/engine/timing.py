@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet, ScannedSource
-from pseudoloss.data.decoding import Reader, UnreadableError, content_of
+from pseudoloss.data.decoding import Reader, UnreadableError
 from pseudoloss.data.scanning import for_each, no_progress
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import UNTIMED, measure_pace
@@ -71,9 +71,7 @@ def training_seconds(
 def _read(source: ScannedSource, chosen: Sequence[int], reader: Reader) -> ImageSet:
     """Some of the training images, as far as they can be decoded."""
     entries = [source.train.paths[i] for i in chosen]
-    found = for_each(
-        entries, lambda entry: reader.decode(content_of(entry)), "reading images", no_progress
-    )
+    found = for_each(entries, reader.read, "reading images", no_progress)
     kept = [i for i, pixels in enumerate(found) if not isinstance(pixels, UnreadableError)]
     if not kept:
         raise InputError("none of the images that were tried can be read")

@@ -4,7 +4,6 @@ A line is the mean over seeds; with several seeds, a band shows ± one standard 
 runs are drawn up to their last epoch.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from pseudoloss.experiments.drawing import (
 )
 from pseudoloss.experiments.matching import setting_differences
 from pseudoloss.experiments.old_files import upgrade_metrics
+from pseudoloss.files import read_json
 from pseudoloss.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def read_run(folder: RunFolder, cell: Cell, seed: int) -> tuple[Run, str]:
             return Run([], 0), ""
         raise ValueError("config.json is missing")
     if folder.finished:
-        epochs = json.loads(folder.summary.read_bytes())["epochs"]
+        epochs = read_json(folder.summary)["epochs"]
         if epochs != len(rows):
             raise ValueError(f"metrics.jsonl has {len(rows)} of {epochs} epochs")
     if source_kind(recorded.source) != source_kind(cell.source):

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from pseudoloss.experiments.matching import (
     recorded_settings,
     setting_differences,
 )
+from pseudoloss.files import read_json
 
 NO_VALUE = "–"
 
@@ -210,7 +210,7 @@ def read_result_files(folder: Path, notes: list[str]) -> Iterable[ResultFile]:
 
 def read_result_file(path: Path) -> ResultFile | None:
     """A result file of benchmarks/run.py; None if another program wrote the file."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     command = content.get("command") if isinstance(content, dict) else None
     if not isinstance(command, str) or "run.py " not in command:
         return None

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from pseudoloss import scores
 from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
-from pseudoloss.data.decoding import Entry
-from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
+from pseudoloss.data.decoding import Entry, Limits
+from pseudoloss.data.scanning import LabelledFiles, Progress, limits_of, no_progress
 from pseudoloss.data.sources import open_arrays, open_files
 from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.files import write_json
 from pseudoloss.inference.predictions import Batch, predict_batches, refuse_if_none
+from pseudoloss.spreadsheets import safe_for_spreadsheets
 
 if TYPE_CHECKING:
     from pseudoloss.inference.model import Model
@@ -94,12 +95,15 @@ class Evaluation:
             "confusions": self.confusions.head(CONFUSIONS).astype(object).to_dict("records"),
         }
 
-    def write(self, folder: Path) -> None:
-        """Write evaluation.json and three tables to an existing folder."""
+    def write(self, folder: Path, safe_csv: bool = False) -> None:
+        """Write evaluation.json and three tables to an existing folder; with `safe_csv` without
+        names that a spreadsheet would evaluate."""
         write_json(folder / "evaluation.json", self.summary())
-        self.classes.to_csv(folder / "classes.csv", index=False, float_format="%.6g")
-        self.confusion.to_csv(folder / "confusion.csv", index_label="label")
-        self.predictions.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
+        tables = (self.classes, self.confusion, self.predictions)
+        classes, confusion, predictions = map(safe_for_spreadsheets, tables) if safe_csv else tables
+        classes.to_csv(folder / "classes.csv", index=False, float_format="%.6g")
+        confusion.to_csv(folder / "confusion.csv", index_label="label")
+        predictions.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
 
 
 class Labelled(NamedTuple):
@@ -110,6 +114,7 @@ class Labelled(NamedTuple):
     images: Tensor | Sequence[Entry]
     names: Sequence[str] | None
     labels: Sequence[str]
+    links: Sequence[Skipped] = ()  # that are not followed
 
 
 def evaluate(
@@ -128,14 +133,16 @@ def evaluate(
         options: the columns of a table.
         progress: called with the progress.
     """
-    labelled = open_split(source, part, options or ReadOptions())
+    options = options or ReadOptions()
+    labelled = open_split(source, part, options)
     if not labelled.labels:
         raise InputError(f"{labelled.source}: has no images")
     label_N = _class_indices(labelled, model.classes)
     kept: list[int] = []
     skipped: list[Skipped] = []
+    limits = limits_of(options)
     predicted, confidence, of_label = [], [], []
-    for batch in _batches(model, labelled.images, progress):
+    for batch in _batches(model, labelled.images, progress, limits):
         skipped += batch.skipped
         kept += batch.indices
         p_BC = batch.probabilities_BC
@@ -173,7 +180,7 @@ def evaluate(
                 "label_probability": of_label_N,
             }
         ),
-        skipped=tuple(skipped),
+        skipped=(*labelled.links, *skipped),
     )
 
 
@@ -198,7 +205,7 @@ def open_split(source: Source, part: Part | None, options: ReadOptions) -> Label
     found: LabelledFiles | ImageSet = parts[chosen]
     shown = "all" if list(parts) == ["train"] else chosen
     if isinstance(found, LabelledFiles):
-        return Labelled(name, shown, found.paths, found.names, found.labels)
+        return Labelled(name, shown, found.paths, found.names, found.labels, found.links)
     images = found.images_NCHW
     labels = [found.classes[c] for c in found.given_N.tolist()]
     pixels = images.paths if isinstance(images, ImageFiles) else images
@@ -231,14 +238,16 @@ def _class_indices(labelled: Labelled, classes: Sequence[str]) -> np.ndarray:
 
 
 def _batches(
-    model: "Model", images: Tensor | Sequence[Entry], progress: Progress
+    model: "Model", images: Tensor | Sequence[Entry], progress: Progress, limits: Limits
 ) -> Iterator[Batch]:
     if not isinstance(images, Tensor):
-        yield from predict_batches(model, images, progress)
+        yield from predict_batches(model, images, progress, limits)
         return
     for start in range(0, len(images), AT_ONCE):
         part = images[start : start + AT_ONCE]
-        yield Batch(list(range(start, start + len(part))), model.predict_proba(part), [])
+        rows = range(start, start + len(part))
+        p_BC = model.predict_proba(part, [f"image {row}" for row in rows].__getitem__)
+        yield Batch(list(rows), p_BC, [])
         progress("images", start + len(part), len(images))
 
 

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import io
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pseudoloss.data import decoding as image_files
 from pseudoloss.errors import ExportError, InputError, first_line
 from pseudoloss.files import as_path, new_folder, write_bytes, write_json
 from pseudoloss.inference.ensemble import networks_of
@@ -26,6 +24,7 @@ from pseudoloss.inference.export_files import (
     Format,
     Training,
     centre_crop,
+    image_reader,
     model_card,
     preprocessing,
 )
@@ -111,7 +110,7 @@ def export_model(
         write_json(draft / "classes.json", list(model.classes))
         write_json(draft / "preprocessing.json", preprocessing(model.description, form))
         if form in PROGRAMS:
-            shutil.copyfile(image_files.__file__, draft / "image_files.py")
+            write_bytes(draft / "image_files.py", image_reader().encode())
             write_bytes(draft / "predict.py", PROGRAMS[form].encode())
         write_bytes(draft / "README.md", model_card(model.description, form, training).encode())
         files = sorted(path.name for path in draft.iterdir())

@@ -1,10 +1,14 @@
 """The files beside an exported model: preprocessing.json, predict.py and README.md."""
 
+import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pseudoloss.config import Settings
+from pseudoloss.data import decoding
 from pseudoloss.data.decoding import PUBLISHED
+from pseudoloss.files import open_regular
 from pseudoloss.inference.model import Description
 from pseudoloss.version import __version__
 
@@ -144,6 +148,14 @@ if __name__ == "__main__":
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             break
 '''
+
+
+def image_reader() -> str:
+    """The module that reads images, with the function that it imports from this package."""
+    source = Path(decoding.__file__).read_text(encoding="utf-8")
+    line = f"from {open_regular.__module__} import {open_regular.__name__}\n"
+    return source.replace(line, f"\n\n{inspect.getsource(open_regular)}")
+
 
 PROGRAMS = {
     "onnx": _PROGRAM.format(

@@ -1,6 +1,6 @@
 """A trained classifier: its file, and its predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.inference import evaluation, predictions
 from pseudoloss.inference.ensemble import AnyNetwork, Ensemble
+from pseudoloss.inference.header import checked_fields
 from pseudoloss.inference.passes import predict
 from pseudoloss.nn import networks
 from pseudoloss.nn.devices import using
@@ -59,10 +60,13 @@ class Model:
         """Reads image files as in training."""
         return Reader(self.description.channels, self.description.stored, self.description.fit)
 
-    def predict_proba(self, images: Any) -> np.ndarray:
+    def predict_proba(
+        self, images: Any, name: Callable[[int], str] = "images: row {}".format
+    ) -> np.ndarray:
         """Probability of each class (N,C), for arrays of images in any layout that training takes.
 
-        The images must have the size and the channels of the training images.
+        The images must have the size and the channels of the training images. `name` is what an
+        error calls the image of a row.
         """
         pixels = to_pixels(images, "images")
         wanted = (self.description.channels, *self.description.stored)
@@ -74,8 +78,15 @@ class Model:
         device = self.views.mean_C.device
         with using(device):
             stored = place(pixels, device, "host")
-            logits = [chunk.cpu().double() for chunk in predict(self.network, self.views, stored)]
-        return np.asarray(torch.cat(logits).softmax(1))
+            chunks = [chunk.cpu().double() for chunk in predict(self.network, self.views, stored)]
+        logits_NC = torch.cat(chunks)
+        finite_N = logits_NC.isfinite().all(1)
+        if not finite_N.all():
+            raise InputError(
+                f"{name(int(finite_N.int().argmin()))}: the model gives NaN or infinity instead of "
+                "probabilities: its training failed, or its file is damaged"
+            )
+        return np.asarray(logits_NC.softmax(1))
 
     def predict(self, images: Any) -> np.ndarray:
         """The most likely label of each image (see `predict_proba`): the name of a class, or a
@@ -131,11 +142,7 @@ def make_model(
 ) -> Model:
     """A model from its weights and the fields of its description. TypeError, ValueError or
     RuntimeError if they do not fit."""
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in dict(record).items()
-    }
-    description = Description(**fields)
+    description = Description(**checked_fields(record))
     network = build_network(description)
     network.load_state_dict(weights)
     network.to(device).eval()

@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
@@ -15,15 +16,17 @@ import numpy as np
 import pandas as pd
 
 from pseudoloss.data import Reader, ReadOptions, Skipped
-from pseudoloss.data.decoding import Entry, UnreadableError, printable
+from pseudoloss.data.decoding import USUAL, Entry, Limits, UnreadableError, printable
 from pseudoloss.data.scanning import Progress, name_of, no_progress
-from pseudoloss.data.sources.folder import files_below
+from pseudoloss.data.sources.folder import LINK, files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
 from pseudoloss.data.sources.webdataset import ShardImages, unlabelled_images
 from pseudoloss.errors import InputError
 from pseudoloss.files import as_path, at_home, to_json, write_atomically
 from pseudoloss.inference.passes import images_at_once
 from pseudoloss.progress import Reporter, SilentReporter
+from pseudoloss.spreadsheets import safe_for_spreadsheets
+from pseudoloss.terminal import VisibleOutput, one_line
 
 if TYPE_CHECKING:
     from pseudoloss.inference.model import Model
@@ -47,9 +50,13 @@ class FoundImages(NamedTuple):
 
     paths: Sequence[Entry]
     names: Sequence[str]
+    skipped: list[Skipped]  # links that are not followed
 
 
-def find_images(images: Sequence[str | Path]) -> FoundImages:
+def find_images(
+    images: Sequence[str | Path],
+    options: ReadOptions = ReadOptions(),  # noqa: B008, is frozen
+) -> FoundImages:
     """All image files: files themselves, files in folders, in tables and in WebDataset shards.
 
     The files of a single folder or table have the names that the label table of a run on it has, so
@@ -60,10 +67,11 @@ def find_images(images: Sequence[str | Path]) -> FoundImages:
     images = list(images)
     if len(images) == 1 and _in_shards(images[0]):
         only = _shards(images[0])
-        return FoundImages(only, only.names)
+        return FoundImages(only, only.names, [])
     found: list[Entry] = []
     names: list[str] = []
     roots: list[Path] = []
+    skipped: list[Skipped] = []
     for given in images:
         if _in_shards(given):
             inside_shards = _shards(given)
@@ -72,16 +80,18 @@ def find_images(images: Sequence[str | Path]) -> FoundImages:
             continue
         path = at_home(as_path(given, "images"))
         if path.is_dir():
-            inside, root = files_below(path), path
+            (inside, links), root = files_below(path, options.follow_links), path
+            skipped += [Skipped(printable(link), LINK) for link in links]
         elif not path.exists():
             raise InputError(f"{given}: no such file or folder")
         elif path.suffix.lower() in TABLE_SUFFIXES:
-            inside = table_files(path, ReadOptions.path_column, str(given))
+            inside = table_files(path, options.path_column, str(given))
             root = path.parent
         else:
             inside, root = [path], Path()
         if not inside:
-            raise InputError(f"{given}: contains no files")
+            why = f" but {skipped[-1].path}: {skipped[-1].reason}" if skipped else ""
+            raise InputError(f"{given}: contains no files{why}")
         found += inside
         names += [printable(path) for path in inside]
         roots.append(root)
@@ -89,7 +99,7 @@ def find_images(images: Sequence[str | Path]) -> FoundImages:
         raise InputError("no images: give files or folders")
     if len(images) == 1:
         names = [name_of(path, roots[0]) for path in inside]
-    return FoundImages(found, names)
+    return FoundImages(found, names, skipped)
 
 
 def _in_shards(given: str | Path) -> bool:
@@ -101,12 +111,15 @@ def _shards(given: str | Path) -> ShardImages:
 
 
 def predict_batches(
-    model: "Model", paths: Sequence[Entry], progress: Progress = no_progress
+    model: "Model",
+    paths: Sequence[Entry],
+    progress: Progress = no_progress,
+    limits: Limits = USUAL,
 ) -> Iterator[Batch]:
     """Predictions for files, in their order."""
     size = min(AT_ONCE, images_at_once(model.views))
     done = 0
-    for results in _read_ahead(model.reader, paths, size):
+    for results in _read_ahead(replace(model.reader, limits=limits), paths, size):
         indices, pixels, skipped = [], [], []
         for i, result in enumerate(results, done):
             if isinstance(result, np.ndarray):
@@ -114,7 +127,10 @@ def predict_batches(
                 pixels.append(result)
             else:
                 skipped.append(Skipped(_name(paths[i]), result))
-        probabilities = model.predict_proba(np.stack(pixels)) if pixels else np.empty(0)
+        shown = [_name(paths[i]) for i in indices]
+        probabilities = (
+            model.predict_proba(np.stack(pixels), shown.__getitem__) if pixels else np.empty(0)
+        )
         yield Batch(indices, probabilities.reshape(-1, len(model.classes)), skipped)
         done += len(results)
         progress("images", done, len(paths))
@@ -201,18 +217,20 @@ def predict_files(
 ) -> pd.DataFrame:
     """One row per file that can be read (see `as_table`), and a warning if some cannot."""
     check_top(top, len(model.classes))
-    paths, names_of = find_images(images)
-    tables, skipped = [], []
+    paths, names_of, links = find_images(images)
+    tables: list[pd.DataFrame] = []
+    skipped: list[Skipped] = []
     for batch in predict_batches(model, paths):
         names = [names_of[i] for i in batch.indices]
         tables.append(as_table(names, batch.probabilities_BC, model.classes, top, probabilities))
         skipped += batch.skipped
     refuse_if_none(len(paths), skipped)
+    count, skipped = len(paths) + len(links), [*links, *skipped]
     if skipped:
         first = skipped[0]
         warnings.warn(
-            f"{len(skipped):,} of {len(paths):,} files cannot be read and are skipped (the first: "
-            f"{first.path}, {first.reason})",
+            f"{len(skipped):,} of {count:,} files cannot be read and are skipped (the first: "
+            f"{one_line(first.path)}, {first.reason})",
             stacklevel=3,
         )
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
@@ -221,18 +239,22 @@ def predict_files(
 def write_predictions(
     model: "Model",
     images: FoundImages,
-    file: TextIO,
+    file: "TextIO | VisibleOutput",
     *,
     form: Format = "csv",
     top: int = 1,
     probabilities: bool = False,
+    safe_csv: bool = False,
+    limits: Limits = USUAL,
     reporter: Reporter | None = None,
 ) -> None:
     """Write one row per image as soon as its batch is done; report files that cannot be read."""
     reporter = reporter or SilentReporter()
     skipped: list[Skipped] = []
+    for link in images.skipped:
+        reporter.notice(f"{link.path}: skipped ({link.reason})")
     header = True
-    for batch in predict_batches(model, images.paths, reporter.progress):
+    for batch in predict_batches(model, images.paths, reporter.progress, limits):
         for entry in batch.skipped:
             reporter.notice(f"{entry.path}: skipped ({entry.reason})")
         skipped += batch.skipped
@@ -244,14 +266,17 @@ def write_predictions(
             file.write(as_lines(*rows))
         else:
             table = as_table(*rows)
-            table.to_csv(file, index=False, header=header, float_format="%.6g", lineterminator="\n")
+            table = safe_for_spreadsheets(table) if safe_csv else table
+            text = table.to_csv(
+                index=False, header=header, float_format="%.6g", lineterminator="\n"
+            )
+            file.write(text)
             header = False
         file.flush()
     refuse_if_none(len(images.paths), skipped)
+    count, skipped = len(images.paths) + len(images.skipped), [*images.skipped, *skipped]
     if skipped:
-        reporter.notice(
-            f"{len(skipped):,} of {len(images.paths):,} files cannot be read and are skipped"
-        )
+        reporter.notice(f"{len(skipped):,} of {count:,} files cannot be read and are skipped")
 
 
 def write_predictions_to(out: Path, model: "Model", images: FoundImages, **options: Any) -> None:

@@ -34,6 +34,7 @@ class Applied:
         for_review: number of images with a doubtful label that keep it.
         left_out: `path`, `given_label` and `reason` of images that are left out.
         left_out_file: where they are listed, if there are any.
+        links: whether it is a folder of links, which `train` follows with --follow-links.
         notices: what else to know.
     """
 
@@ -46,6 +47,7 @@ class Applied:
     for_review: int
     left_out: pd.DataFrame = field(repr=False)
     left_out_file: Path | None = None
+    links: bool = False
     notices: tuple[str, ...] = ()
 
 
@@ -119,6 +121,7 @@ def apply(
         for_review=int(kept["for_review"].sum()),
         left_out=left_out,
         left_out_file=listed if len(left_out) else None,
+        links=_is_folder(path) and not copy,
         notices=tuple(notices),
     )
 

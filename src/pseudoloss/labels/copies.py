@@ -17,6 +17,7 @@ from pseudoloss.data import Data
 from pseudoloss.data.decoding import (
     Entry,
     Item,
+    Limits,
     UnreadableError,
     content_of,
     header,
@@ -26,7 +27,7 @@ from pseudoloss.data.images import ImageSet
 from pseudoloss.data.scanning import LabelledFiles
 from pseudoloss.data.sources.folder import SPLIT_NAMES
 from pseudoloss.errors import InputError, cannot_write
-from pseudoloss.files import new_folder, write_atomically
+from pseudoloss.files import new_folder, open_regular, write_atomically
 from pseudoloss.labels.exports import write_table
 from pseudoloss.labels.images import SPLIT_OF, RunImages
 from pseudoloss.labels.opening import LabelSet
@@ -73,7 +74,7 @@ def write_files(
         columns = [name for name in COLUMNS if name != "split" or has_splits]
         write_table(chosen[columns], out, "csv" if out.suffix.lower() == ".csv" else "parquet")
         return rows
-    failed = _write_links(chosen, files_of, out, has_splits, copy)
+    failed = _write_links(chosen, files_of, images, out, has_splits, copy)
     for i, why in failed.items():
         left_out[kept[i]] = why
     return rows.assign(left_out=left_out)
@@ -123,7 +124,12 @@ def _other_splits(rows: pd.DataFrame, splits: dict[str, LabelledFiles]) -> pd.Da
 
 
 def _write_links(
-    rows: pd.DataFrame, entries: Sequence[Entry | None], out: Path, has_splits: bool, copy: bool
+    rows: pd.DataFrame,
+    entries: Sequence[Entry | None],
+    images: RunImages,
+    out: Path,
+    has_splits: bool,
+    copy: bool,
 ) -> dict[int, str]:
     """One folder per class, with links to the images or copies of them. Returns the rows that
     could not be written, and why."""
@@ -147,7 +153,10 @@ def _write_links(
             if isinstance(entry, Path):
                 target = _free_name(folder / (entry.name.lstrip(".") or "image"), used)
                 if copy:
-                    shutil.copyfile(entry, target)
+                    try:
+                        _copy(entry, target, images.limits)
+                    except UnreadableError as error:
+                        failed[i] = str(error)
                 else:
                     target.symlink_to(os.path.abspath(entry))  # noqa: PTH100, keeps links
             elif isinstance(entry, Item):
@@ -156,6 +165,13 @@ def _write_links(
                 except UnreadableError as error:
                     failed[i] = str(error)
     return failed
+
+
+def _copy(file: Path, target: Path, limits: Limits) -> None:
+    """Copy an image. Anything else in the table is not copied."""
+    header(file, limits)
+    with open_regular(file) as content, target.open("wb") as copied:
+        shutil.copyfileobj(content, copied)
 
 
 def _free_name(path: Path, used: set[Path]) -> Path:

@@ -7,6 +7,7 @@ second file; each was checked against its library (docs/labels.md).
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 import pandas as pd
 from PIL import Image
 
-from pseudoloss.data.decoding import UnreadableError
+from pseudoloss.data.decoding import Item, UnreadableError, header
 from pseudoloss.errors import InputError, cannot_write
 from pseudoloss.files import new_folder, refuse_existing, to_json, write_atomically, write_json
 from pseudoloss.labels.images import SPLIT_OF, RunImages, media_type
@@ -27,21 +28,10 @@ FolderFormat = Literal["label-studio", "fiftyone", "hf"]
 TABLES: tuple[str, ...] = get_args(TableFormat)
 FOLDERS: tuple[str, ...] = get_args(FolderFormat)
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that begin so
 LOCAL_FILES = "/data/local-files/?d="  # Label Studio's address of files below its document root
 
 
 # ------------------------------------------------------------------------------------ rows
-
-
-def safe_for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with an apostrophe before text that a spreadsheet would evaluate as a formula."""
-
-    def safe(value: Any) -> Any:
-        return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
-
-    text = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
-    return table.assign(**{str(name): table[name].map(safe) for name in text})
 
 
 def as_text(table: pd.DataFrame, form: TableFormat = "csv") -> str:
@@ -273,6 +263,8 @@ def huggingface(labels: LabelSet, table: pd.DataFrame, folder: Path) -> list[str
         for position, row in zip(split.index, records(split), strict=True):
             try:
                 content = images.content(int(position))
+                if isinstance(content, bytes):  # the table may name any file
+                    header(Item(partial(bytes, content)), images.limits)
             except UnreadableError as error:
                 notices.append(f"{_name(row)}: left out ({error})")
                 continue

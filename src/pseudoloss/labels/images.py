@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pseudoloss.data import Data
 from pseudoloss.data.decoding import UnreadableError, content_of, full_pixels
-from pseudoloss.data.scanning import LabelledFiles
+from pseudoloss.data.scanning import LabelledFiles, limits_of
 from pseudoloss.data.sources.lookup import (
     ARRAY_DATASETS,
     FILE_DATASETS,
@@ -28,7 +28,7 @@ from pseudoloss.data.sources.table import TABLE_SUFFIXES
 from pseudoloss.errors import InputError
 from pseudoloss.files import at_home
 from pseudoloss.labels.opening import LabelSet
-from pseudoloss.reading import READ_OPTIONS, ReadOptions
+from pseudoloss.reading import recorded_options
 
 FULL = 4096  # pixels: the longest side of an image in full size
 AT_ONCE = 4  # images that threads may decode at the same time
@@ -45,6 +45,7 @@ class RunImages:
         self._index_N = labels.table["index"].to_numpy()
         self.replaced_N = _replaced(labels)
         self._root = _root(labels.source)
+        self.limits = limits_of(recorded_options(labels.reading))
         self._opening = Lock()
         self._decoding = BoundedSemaphore(AT_ONCE)
         self._data: Data | None = None  # sources of arrays
@@ -83,7 +84,7 @@ class RunImages:
             raise UnreadableError("the image was replaced by one of --pool")
         path = self.path(position)
         if path is not None:
-            return content_of(path)
+            return content_of(path, self.limits)
         if not self.available:
             raise UnreadableError("the images were passed in Python")
         self._open()
@@ -91,7 +92,7 @@ class RunImages:
         if self._items is not None:
             files = self._items.get(split)
             if files is not None and 0 <= index < len(files):
-                return content_of(files.paths[index])
+                return content_of(files.paths[index], self.limits)
         elif self._data is not None:
             images = self._data.train if split == "train" else self._data.test
             pixels = images.images_NCHW if images is not None else None
@@ -105,7 +106,7 @@ class RunImages:
         size."""
         with self._decoding:
             content = self.content(position)
-            _, image = full_pixels(content, reduce_to=size)
+            _, image = full_pixels(content, size, self.limits)
             small = max(image.size) <= 64  # as PNG, which is exact and just as short
             image.thumbnail((size, size), Image.Resampling.BICUBIC, reducing_gap=2.0)
             file = io.BytesIO()
@@ -142,8 +143,7 @@ class RunImages:
 def open_source_of(labels: LabelSet) -> Data | dict[str, LabelledFiles]:
     """The source again: its images if they are arrays, otherwise its files, split by split."""
     source = labels.source or ""
-    known = {name: value for name, value in labels.reading.items() if name in READ_OPTIONS}
-    files = open_files(source, ReadOptions(**known))
+    files = open_files(source, recorded_options(labels.reading))
     return open_arrays(source) if files is None else files.splits
 
 

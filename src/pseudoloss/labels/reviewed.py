@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import without_checksum
+from pseudoloss.files import open_regular, without_checksum
 
 DECISIONS = ("keep", "relabel", "junk", "skip", "undo")
 
@@ -83,7 +83,7 @@ def read_decisions(path: Path) -> tuple[dict[tuple[int, str], NumberedDecision],
     found: dict[tuple[int, str], NumberedDecision] = {}
     damaged = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, 1):
                 parsed = parse_line(line)
                 if parsed is None:

@@ -9,13 +9,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pseudoloss.errors import InputError, cannot_write
-from pseudoloss.files import write_bytes
+from pseudoloss.files import open_regular, refuse_special, write_bytes
 from pseudoloss.labels.images import RunImages
 from pseudoloss.report import views
 from pseudoloss.report.findings import Card
 from pseudoloss.report.reading import Record, read_record
 from pseudoloss.report.svg import clean, percent, shorten
 from pseudoloss.report.thumbnails import Thumbnails, TooLargeError
+from pseudoloss.spreadsheets import safe_text
 from pseudoloss.version import __version__
 
 TOP = 24  # images in a gallery
@@ -92,10 +93,9 @@ def check_output(path: Path, top: int) -> None:
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"--top must be from 1 to {MAX_TOP}, not {top}")
     try:
-        if path.is_dir():
-            raise InputError(f"--out {path}: is a folder, not a file")
+        refuse_special(path)
         if path.exists():
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if SIGN not in file.read(2000):
                     raise InputError(
                         f"--out {path}: exists and is not a report; choose another name"
@@ -153,8 +153,9 @@ def likely(probability: float) -> str:
 
 
 def breakable_name(name: str) -> Markup:
-    """A name, shortened if very long, that can be broken after _ - / and full stops."""
-    return Markup(re.sub(r"([_/.-]+)", r"\1<wbr>", str(escape(clean(name)))))  # noqa: S704
+    """A name, shortened if very long, that can be broken after _ - / and full stops. Copied into a
+    spreadsheet, it is no formula."""
+    return Markup(re.sub(r"([_/.-]+)", r"\1<wbr>", str(escape(safe_text(clean(name))))))  # noqa: S704
 
 
 def file_tail(path: str) -> str:

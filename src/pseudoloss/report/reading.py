@@ -1,6 +1,5 @@
 """What the report needs from the folder of a run or an audit."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pseudoloss.errors import InputError, reason
+from pseudoloss.files import open_npy, read_json, read_npz
 from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD
 from pseudoloss.labels.opening import LabelSet, open_labels
 from pseudoloss.runs import RunFolder
@@ -162,7 +162,7 @@ def given_losses(record: Record) -> np.ndarray:
         return np.asarray(-np.log(table["label_score"].clip(lower=FLOOR).to_numpy(dtype=float)))
     losses_N = np.full(len(table), np.nan)
     if path.exists():
-        probs_NC = np.load(path, mmap_mode="r", allow_pickle=False)
+        probs_NC = open_npy(path)
         column = {name: i for i, name in enumerate(record.labels.classes)}
         given_N = table["given_label"].map(column).fillna(-1).to_numpy(dtype=np.int64)
         if probs_NC.shape == (len(table), len(column)):
@@ -180,7 +180,7 @@ def _estimate(labels: LabelSet) -> Any:
     path = labels.path / "labels.json"
     if labels.finished or not path.exists():
         return labels.summary.get("estimated_noise")
-    return json.loads(path.read_text(encoding="utf-8")).get("estimated_noise")
+    return read_json(path).get("estimated_noise")
 
 
 def _noise(estimate: Any, table: pd.DataFrame) -> Noise:
@@ -229,10 +229,10 @@ def _duplicates(path: Path, table: pd.DataFrame) -> pd.DataFrame | None:
 def _examples(path: Path) -> ExampleRows | None:
     if not path.exists():
         return None
-    with np.load(path, allow_pickle=False) as arrays:
-        row_M, given_MK, candidate_MK = (
-            arrays[name].astype(np.int64) for name in ("row_M", "given_MK", "candidate_MK")
-        )
+    arrays = read_npz(path)
+    row_M, given_MK, candidate_MK = (
+        arrays[name].astype(np.int64) for name in ("row_M", "given_MK", "candidate_MK")
+    )
     if not row_M.shape == given_MK.shape[:1] == candidate_MK.shape[:1]:
         raise ValueError("the arrays in examples.npz have different lengths")
     return ExampleRows(row_M, given_MK, candidate_MK)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pseudoloss.errors import InputError
+from pseudoloss.files import read_npz
 from pseudoloss.labels.decisions import ACTIONS
 from pseudoloss.review.table import NO_CLASS, ReviewTable
 
@@ -31,11 +32,11 @@ class Examples:
 
     def _read(self, file: Path) -> None:
         try:
-            with np.load(file, allow_pickle=False) as arrays:
-                row_M, given_MK, suggested_MK = (
-                    np.asarray(arrays[name], dtype=np.int64)
-                    for name in ("row_M", "given_MK", "candidate_MK")
-                )
+            arrays = read_npz(file)
+            row_M, given_MK, suggested_MK = (
+                np.asarray(arrays[name], dtype=np.int64)
+                for name in ("row_M", "given_MK", "candidate_MK")
+            )
             if not len(row_M) == len(given_MK) == len(suggested_MK):
                 raise ValueError("its arrays differ in length")
             if max(array.max(initial=-1) for array in (row_M, given_MK, suggested_MK)) >= len(

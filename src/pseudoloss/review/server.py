@@ -15,7 +15,7 @@ import numpy as np
 import uvicorn
 
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import as_path
+from pseudoloss.files import as_path, open_npy
 from pseudoloss.labels.images import RunImages
 from pseudoloss.labels.opening import LabelSet, open_labels
 from pseudoloss.review.app import create_app
@@ -24,6 +24,7 @@ from pseudoloss.review.guard import LOOPBACK, access_for
 from pseudoloss.review.log import DecisionLog
 from pseudoloss.review.session import Review
 from pseudoloss.review.table import read_quickly, review_table
+from pseudoloss.terminal import show
 
 PORT = 8765  # tried first, so that an open page finds a restarted server again
 
@@ -140,7 +141,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 def _probabilities(labels: LabelSet) -> np.ndarray | None:
     """The predictions of an audit, left on disk; None where there are none for this table."""
     try:
-        found: Any = np.load(labels.path / "pred_probs.npy", mmap_mode="r", allow_pickle=False)
+        found: Any = open_npy(labels.path / "pred_probs.npy")
     except (OSError, ValueError):
         return None
     return found if found.shape == (len(labels.table), len(labels.classes)) else None
@@ -164,21 +165,21 @@ def _notice(labels: LabelSet, images: RunImages) -> str | None:
 def _say(review: Review, labels: LabelSet, address: str, host: str) -> None:
     progress = review.progress()
     if labels.state:
-        print(labels.state)
-    print(f"{progress['left']:,} of {progress['issues']:,} doubtful labels left to review")
+        show(labels.state)
+    show(f"{progress['left']:,} of {progress['issues']:,} doubtful labels left to review")
     for number, what in (
         (review.log.damaged, "damaged lines were ignored"),
         (review.unmatched, "decisions about other images or labels were ignored"),
     ):
         if number:
-            print(f"{review.log.path}: {number:,} {what}")
+            show(f"{review.log.path}: {number:,} {what}")
     if host not in LOOPBACK:
-        print(
+        show(
             f"warning: --host {host}: everyone who can reach this machine and has the address can "
             "see the images and decide; the connection is not encrypted",
             file=sys.stderr,
         )
-    print(f"Review at {address}\nEvery decision is written to {review.log.path}. Ctrl-C ends.")
+    show(f"Review at {address}\nEvery decision is written to {review.log.path}. Ctrl-C ends.")
     sys.stdout.flush()
 
 

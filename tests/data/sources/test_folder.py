@@ -56,17 +56,56 @@ def test_hidden_files_and_folders_are_ignored(photos):
 # --------------------------------------------------------------------------------------- links
 
 
-def test_links_to_files_and_folders_are_followed(photos, tmp_path):
-    folder = photos("cat/a.png", "dog/a.png")
+def linked(photos):
+    """A folder with links to a file and to folders elsewhere, one of them as a class."""
+    folder = photos("cat/a.png", "cat/in/b.png", "dog/a.png", "dog/b.png")
     other = photos("more/b.png", root="elsewhere")
     (folder / "cat" / "link.png").symlink_to(other / "more" / "b.png")
     (folder / "cat" / "inner").symlink_to(other / "more")
+    (folder / "cat" / "same.png").symlink_to("in/b.png")
+    (folder / "dog" / "up").symlink_to("..")
+    return folder, other
+
+
+def test_links_out_of_a_class_are_skipped_by_default(photos, tmp_path):
+    folder, _ = linked(photos)
+    (tmp_path / "link").symlink_to(folder)  # the user named it, so it is followed
+    for place in (folder, tmp_path / "link"):
+        found = find_source(place, ALL)
+        assert set(found.train.names) == {
+            *("cat/a.png", "cat/in/b.png", "cat/same.png", "dog/a.png", "dog/b.png"),
+        }
+        assert {entry.path: entry.reason for entry in found.skipped} == dict.fromkeys(
+            ["cat/inner", "cat/link.png", "dog/up"],
+            "a link out of its folder (--follow-links follows it)",
+        )
+    with pytest.raises(InputError, match=r"cat/inner cannot be read .*--follow-links"):
+        find_source(folder, ReadOptions(hold_out=0, strict=True))
+
+
+def test_links_are_followed_on_request(photos, tmp_path):
+    folder, other = linked(photos)
     (folder / "bird").symlink_to(other / "more")
-    found = names_of(folder)
+    options = ReadOptions(hold_out=0, follow_links=True)
+    scanned = find_source(folder, options)
+    found = dict(zip(scanned.train.names, scanned.train.labels, strict=True))
     assert found["cat/link.png"] == found["cat/inner/b.png"] == "cat"
     assert found["bird/b.png"] == "bird"
-    (tmp_path / "link").symlink_to(folder)
-    assert names_of(tmp_path / "link") == found
+    assert found["dog/up/cat/a.png"] == "dog"  # loops end: every folder is entered once
+    assert not scanned.skipped
+
+
+def test_a_class_or_split_that_is_a_link(photos, tmp_path):
+    folder, other = linked(photos)
+    (folder / "bird").symlink_to(other / "more")
+    found = find_source(folder, ALL)
+    assert "bird" not in found.train.labels
+    with pytest.raises(InputError, match=r"class bird can be read \(bird: a link out of .*-links"):
+        found.read(Reader(3, (8, 8)), 8, "host", False)
+    (tmp_path / "split").mkdir()
+    (tmp_path / "split" / "train").symlink_to(folder)
+    with pytest.raises(InputError, match="train is a link; add --follow-links"):
+        find_source(tmp_path / "split", ALL)
 
 
 def test_link_loops_end(photos):

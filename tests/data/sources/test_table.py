@@ -149,7 +149,7 @@ def test_missing_files_are_skipped_with_a_reason(table):
         ("label,path\n0.png,a,1.png\n", "row 1 has 3 fields"),
         ('path,label\n"0.png,a\n', "cannot be read"),
         ("", "cannot be read"),
-        (b"path,label\ncaf\xe9.png,a\n", "cannot be read"),
+        (b"path,label\ncaf\xe9.png,a\n", "line 2 is not UTF-8"),
         ("path,label\nno.png,a\n", r"no images can be read \(no.png: No such file"),
         ("path,label\n0.png,a\n1.png,b\n".encode("utf-16"), "t.csv: "),
     ],

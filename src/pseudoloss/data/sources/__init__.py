@@ -1,6 +1,7 @@
 """Where images come from: one module per kind of source. `lookup` chooses among them."""
 
 from pseudoloss.data.sources.lookup import (
+    FILE_OPTIONS,
     WITH_NOISE_RATIO,
     Source,
     absolute,
@@ -14,6 +15,7 @@ from pseudoloss.data.sources.lookup import (
 )
 
 __all__ = [
+    "FILE_OPTIONS",
     "WITH_NOISE_RATIO",
     "Source",
     "absolute",

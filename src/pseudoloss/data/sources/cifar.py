@@ -10,7 +10,7 @@ import numpy as np
 
 from pseudoloss.data.images import Data, arrays
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, open_regular
 
 # MD5 checksums of the official files. They are checked before anything is unpickled, because a
 # pickle can run any code.
@@ -90,7 +90,8 @@ def find_cifar(kind: str, folder: str) -> Path:
 
 def _read(spec: str, path: Path, md5: str) -> Any:
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError as error:
         raise InputError(f"{spec}: {path} cannot be read ({reason(error)}); {OWNERS}") from None
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:

@@ -1,6 +1,5 @@
 """CNWL: mini-ImageNet with controlled web noise (red noise), at 32 pixels."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pseudoloss.data.images import in_order
 from pseudoloss.data.scanning import FileSource, LabelledFiles, Recipe, name_of
 from pseudoloss.data.sources.folder import images_below
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, read_json
 from pseudoloss.presets import PRESETS
 
 READER = Reader(3, (32, 32), "published-crop")
@@ -126,7 +125,7 @@ def _annotations(path: Path, spec: str) -> dict[str, list[tuple[str, bool]]]:
     """For every web image: a class, and whether the image shows it."""
     notes: dict[str, list[tuple[str, bool]]] = {}
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = read_json(path)
         for group in content["data"]:
             for note in group:
                 about = str(note.get("image/class/label", ""))

@@ -19,6 +19,7 @@ from pseudoloss.data.scanning import (
     ReadOptions,
     ScannedSource,
     no_progress,
+    refuse_unreadable,
     scan,
     with_test,
 )
@@ -53,6 +54,7 @@ PUBLISHED = sorted([*ARRAY_DATASETS, *FILE_DATASETS])
 WITH_NOISE_RATIO = ("cnwl",)  # written NAME:DIR:RATIO
 
 TABLE_OPTIONS = ("path_column", "label_column", "split_column")
+FILE_OPTIONS = ("strict", "follow_links", "max_megabytes", "max_megapixels")
 
 
 # ------------------------------------------------------------------------------- the public calls
@@ -91,7 +93,7 @@ def find_source(
     if files is not None:
         return _scan_files(source, files, options, seed, progress)
     data = _open_data(source)
-    _reject_options(options, ["test", "strict", "fit", *TABLE_OPTIONS])
+    _reject_options(options, ["test", "fit", *FILE_OPTIONS, *TABLE_OPTIONS])
     if data.test is not None:
         _reject_hold_out(options, data.name)
     if options.hold_out:
@@ -129,7 +131,7 @@ def open_all(
     """All images of a source, split by split; nothing is held out (see `find_source`)."""
     files = open_files(source, options, progress)
     if files is None:
-        _reject_options(options, ["strict", *TABLE_OPTIONS])
+        _reject_options(options, [*FILE_OPTIONS, *TABLE_OPTIONS])
         return _open_data(source)
     _reject_columns(options, source)
     return files
@@ -229,7 +231,11 @@ def _open_files_by_name(
     if path.suffix.lower() in TABLE_SUFFIXES:
         return FileSource(spec, table_splits(path, options, spec))
     if path.is_dir():
-        return FileSource(spec, folder_splits(path, spec))
+        splits = folder_splits(path, spec, options.follow_links)
+        links = [link for split in splits.values() for link in split.links]
+        if links and options.strict:
+            refuse_unreadable(links[0], spec)
+        return FileSource(spec, splits)
     return None
 
 

@@ -1,10 +1,11 @@
 """NumPy archives (`.npz`)."""
 
-import numpy as np
+from typing import Any
 
 from pseudoloss.data.images import Data, arrays
+from pseudoloss.data.scanning import free_memory
 from pseudoloss.errors import InputError, name_hint, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, read_npz
 
 ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true_labels")
 
@@ -12,11 +13,10 @@ ARRAYS = ("images", "labels", "test_images", "test_labels", "classes", "true_lab
 def npz(path: str) -> Data:
     """An archive with `images` and `labels`; docs/data.md lists the optional arrays."""
     try:
-        with np.load(at_home(path), allow_pickle=False) as archive:
-            found = {key: archive[key] for key in archive.files}
+        found: dict[str, Any] = dict(read_npz(at_home(path), free_memory()))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except Exception as error:  # a damaged archive can raise anything
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a NumPy archive of plain arrays ({reason(error)})") from None
     for key in found:
         if key not in ARRAYS:

@@ -13,7 +13,7 @@ from pandas.api.types import is_scalar
 from pseudoloss.data.scanning import LabelledFiles, ReadOptions, name_of
 from pseudoloss.data.sources.folder import SPLIT_NAMES
 from pseudoloss.errors import InputError, name_hint, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, open_regular
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -76,25 +76,30 @@ def table_files(path: Path, column: str, where: str) -> list[Path]:
 def _files(rows: pd.DataFrame, column: str, root: Path, where: str) -> list[Path]:
     """The paths in a column, with ~ as the home folder. Spaces around a path are removed unless a
     file of that exact name exists."""
+
+    def place(text: str) -> Path:
+        return Path(root, at_home(text) if text.startswith("~") else text)
+
     found = []
     for text in texts(rows[column], column, where):
-        exact = root / at_home(text)
-        is_clean = text == text.strip() or os.path.exists(exact)  # noqa: PTH110, takes any name
-        found.append(exact if is_clean else root / at_home(text.strip()))
+        stripped = text.strip()
+        is_clean = text == stripped or os.path.exists(place(text))  # noqa: PTH110, takes any name
+        found.append(place(text if is_clean else stripped))
     return found
 
 
 def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
     """All rows of a table. Two columns with one of the names in `used` are an error."""
     try:
-        if path.suffix.lower() == ".parquet":
-            return pd.read_parquet(path)
-        separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        # The header is read as a row, so that a longer row is an error. Otherwise pandas uses the
-        # first column of such a table as the index and shifts all other columns.
-        rows = pd.read_csv(
-            path, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
-        )
+        with open_regular(path) as file:
+            if path.suffix.lower() == ".parquet":
+                return pd.read_parquet(file)
+            separator = "\t" if path.suffix.lower() == ".tsv" else ","
+            # The header is read as a row, so that a longer row is an error. Otherwise pandas uses
+            # the first column of such a table as the index and shifts all other columns.
+            rows = pd.read_csv(
+                file, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
+            )
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except ImportError:
@@ -112,7 +117,12 @@ def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
                 f"{where}: row {line - 1} has {fields} fields, but there are {columns} columns; "
                 "put quotes around a field that contains the separator"
             ) from None
+        broken = _broken_line(path)
+        if broken:
+            raise InputError(f"{where}: {broken}") from None
         raise InputError(f"{where}: cannot be read ({why})") from None
+    except Exception as error:  # pyarrow can raise anything
+        raise InputError(f"{where}: cannot be read ({reason(error)})") from None
     rows.columns = rows.iloc[0].str.strip()
     again = rows.columns.duplicated()
     for name in used:
@@ -124,20 +134,41 @@ def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
 def _starts(path: Path) -> bytes:
     """The first two bytes of a file; none if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(2)
     except OSError:
         return b""
+
+
+def _broken_line(path: Path) -> str:
+    """What is wrong with the first line that is not UTF-8; empty if all are."""
+    try:
+        with open_regular(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    byte = line[error.start]
+                    return f"line {number} is not UTF-8 (byte 0x{byte:02x}); save it as UTF-8"
+    except OSError:
+        pass
+    return ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if is_scalar(value) and pd.isna(value) else str(value)
 
 
 def texts(column: Any, name: str, where: str) -> list[str]:
     """A column as text, whole numbers without a decimal point. An empty cell is an error."""
     found = []
     for row, value in enumerate(column.tolist(), 1):
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        text = "" if is_scalar(value) and pd.isna(value) else str(value)
+        text = value if type(value) is str else _text(value)
         if not text.strip():
             raise InputError(f"{where}: row {row}: {name} is empty")
+        if "\0" in text:
+            raise InputError(f"{where}: row {row}: {name} contains a NUL byte")
         found.append(text)
     return found

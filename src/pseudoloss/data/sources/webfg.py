@@ -5,7 +5,7 @@ from pathlib import Path
 from pseudoloss.data.decoding import Reader
 from pseudoloss.data.scanning import FileSource, LabelledFiles, Recipe, name_of
 from pseudoloss.errors import InputError, reason
-from pseudoloss.files import at_home
+from pseudoloss.files import at_home, read_text
 
 READER = Reader(3, (512, 512), "published-crop")  # row 21
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, for pretrained networks
@@ -30,7 +30,7 @@ def _read_list(root: Path, split: str, spec: str) -> LabelledFiles:
     """The images and classes in a list. Its paths are relative to the dataset or to the split."""
     path = root / f"{split}-list.txt"
     try:
-        lines = path.read_text(encoding="utf-8").rstrip().splitlines()
+        lines = read_text(path).rstrip().splitlines()
     except OSError as error:
         raise InputError(
             f"{spec}: {path} cannot be read ({reason(error)}); {root} should hold {LAYOUT}; "

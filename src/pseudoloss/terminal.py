@@ -1,0 +1,41 @@
+"""Text on its way to a terminal. Names of files and classes are the work of others: they must not
+clear the screen, set the title of the window or turn the order of the letters around.
+"""
+
+import re
+import sys
+from typing import TextIO
+
+# Control characters but tab and new line, and those that change the direction of text.
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]"
+)
+
+
+def visible(text: object) -> str:
+    """The text with control characters as in JSON (\\u001b), so that JSON keeps its meaning."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
+
+
+def one_line(text: object, most: int = 4000) -> str:
+    """As `visible`, on one line of at most so many characters."""
+    line = " ".join(str(text)[: most + 1].splitlines())
+    return visible(line if len(line) <= most else f"{line[:most]} …")
+
+
+def show(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
+    """As `print`, for text that holds names."""
+    print(*map(visible, texts), file=file or sys.stdout, end=end, flush=flush)
+
+
+class VisibleOutput:
+    """A text file for rows of data. They are written as they are, unless it is a terminal."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.is_terminal = file, file.isatty()
+
+    def write(self, text: str) -> int:
+        return self.file.write(visible(text) if self.is_terminal else text)
+
+    def flush(self) -> None:
+        self.file.flush()
