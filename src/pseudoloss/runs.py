@@ -78,7 +78,10 @@ def load(path: str | Path, device: str = "cpu") -> Run:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
     folder.refuse_unfinished()
     try:
-        summary = _upgrade(read_checked(folder.summary))
+        try:
+            summary = _upgrade(read_checked(folder.summary))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{folder.summary.name}: {reason(error)}") from None
         labels = read_labels(folder.path)
         rows = summary["images"] + summary.get("held_out", 0)
         if len(labels) != rows:
@@ -132,7 +135,9 @@ def open_model(
     file = place if place.is_file() else place / f"{'best' if best else 'model'}.safetensors"
     if is_run:
         if best and not file.exists():
-            raise InputError(f"--best: {path} had no test images, so it has no best epoch")
+            raise InputError(
+                f"--best: {path} has no best.safetensors: it had no test images, or lost it"
+            )
     elif not file.exists():
         raise InputError(f"{path}: neither a run folder nor one with a model.safetensors")
     return load_model(file, choose_device(device))

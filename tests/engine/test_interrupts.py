@@ -58,7 +58,8 @@ def train_in_pieces(source, out, signal_after, steps, **settings):
 def test_every_method_resumes_in_the_middle_of_an_epoch(
     tmp_path, signal_after, monkeypatch, method
 ):
-    """After 3 steps of the first epoch, 2 of the second, 1 of the third and at its end; random numbers come in blocks of 3 steps."""
+    """After 3 steps of the first epoch, 2 of the second, 1 of the third and at its end. Random
+    numbers come in blocks of 3 steps."""
     monkeypatch.setattr(feed, "BLOCK", 3)
     settings = TINY | {"method": method, "device": "cpu"}
     pl.train(make_source(), out=tmp_path / "whole", quiet=True, **settings)

@@ -109,7 +109,8 @@ def restore(path: Path, trainer: Trainer) -> dict[str, Any]:
     """Put a checkpoint back in place, tensor by tensor, and return its record."""
     try:
         saved, record = from_safetensors(path)
-        record = dict(record)
+        if not isinstance(record, dict) or "epochs" not in record:
+            raise ValueError("its record is not as expected")
         numbers = record.get("inside")
         inside = None if numbers is None else _read_inside(saved, numbers)
         saved = {n: tensor for n, tensor in saved.items() if not n.startswith(INSIDE)}

@@ -81,10 +81,11 @@ def open_checkpoint(
         raise InputError(f"{path}: of another version ({error})") from None
     if wrong := wrong_field(record, trainer.settings.epochs):
         raise InputError(f"{path}: not a checkpoint of this run ({wrong} is not as expected)")
-    if lines is not None and [line.get("epoch") for line in lines] != [*range(1, len(lines) + 1)]:
-        raise InputError(f"{path}: not a checkpoint of this run (metrics are not as expected)")
-    if lines is not None and len(lines) != record.epochs:
-        raise InputError(f"{path}: not a checkpoint of this run (metrics are not as expected)")
+    if lines is not None:  # older versions have none
+        found = lines if isinstance(lines, list) else []
+        epochs = [line.get("epoch") if isinstance(line, dict) else None for line in found]
+        if epochs != [*range(1, record.epochs + 1)]:
+            raise InputError(f"{path}: not a checkpoint of this run (metrics are not as expected)")
     best = None if record.best_epoch is None else folder.best(record.best_epoch)
     if best is not None and not best.exists():
         raise InputError(f"{best}: is missing, the model of the best epoch so far")

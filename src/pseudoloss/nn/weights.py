@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pseudoloss.errors import InputError, first_line
+from pseudoloss.files import verify
 
 # Where programs put a state dict, the average of the weights first.
 WRAPPERS = (
@@ -82,6 +83,7 @@ def _named_tensors(path: Path, where: str) -> dict[str, Tensor]:
         raise InputError(f"{where}: no such file")
     try:
         if path.suffix == ".safetensors":
+            verify(path)
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)

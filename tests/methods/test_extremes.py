@@ -1,0 +1,118 @@
+"""The loss of every method is finite, with finite gradients, whatever a batch holds."""
+
+from itertools import cycle, product
+
+import pytest
+import torch
+
+from pseudoloss.config import METHOD_SETTINGS, Settings
+from pseudoloss.methods import build
+from pseudoloss.methods.base import Batch, Mix, Outputs, tensors_of
+from pseudoloss.nn.views import Views
+
+N, C, D, EPOCHS, WARMUP = 24, 4, 5, 9, 3
+VIEWS = Views(torch.full((3,), 0.5), torch.full((3,), 0.25), (8, 8), 1, True)
+
+PLS_FORMS = [
+    {"pseudo_label_norm": "max", "weighting": "interpolated", "contrast_labels": "mixed"},
+    {"weighting": "first", "contrast_class": "own", "contrast_mix": "separate"},
+    {"trust_in_contrast": False, "trust_in_classification": False, "balance_prior": "given"},
+    {"gamma": 100.0, "mu": 0.001, "balance": 1000.0},
+    {"gamma": 0.01, "mu": 1000.0, "mixup_lambda": "uniform"},
+]
+FORMS = {name: {"method": name} for name in METHOD_SETTINGS}
+FORMS |= {f"pls {i}": {"method": "pls", **form} for i, form in enumerate(PLS_FORMS, 1)}
+FORMS |= {"elr, strong": {"method": "elr", "elr_lambda": 1000.0, "elr_beta": 0.0}}
+FORMS |= {"co-teaching, all": {"method": "co-teaching", "forget_rate": 0.99, "forget_epochs": 1}}
+
+LOGITS = {
+    "zero": lambda B: torch.zeros(B, C),
+    "random": lambda B: torch.randn(B, C),
+    "±1e4": lambda B: torch.where(torch.rand(B, C) < 0.5, -1e4, 1e4),
+    "one at 1e4": lambda B: torch.eye(C)[torch.arange(B) % C] * 1e4,
+    "all at -1e4": lambda B: torch.full((B, C), -1e4),
+}
+PROJECTIONS = {"zero": 0.0, "random": 1.0, "large": 1e4}
+LABELS = {
+    "all clean": (False, 1.0),
+    "all noisy, no trust": (True, 0.0),
+    "all noisy, full trust": (True, 1.0),
+    "all noisy, some trust": (True, None),
+    "half noisy": (None, None),
+    "none noisy, no trust": (False, 0.0),
+}
+
+
+def given_labels(one_class):
+    """Labels of all images; of one class in every batch."""
+    return torch.zeros(N, dtype=torch.long) if one_class else torch.arange(N) % C
+
+
+def state_of(method, given_N, labels):
+    state = method.start(given_N, C)
+    noisy, trust = labels
+    state.noisy_N.copy_(torch.arange(N) % 2 == 0 if noisy is None else torch.tensor(noisy))
+    if hasattr(state, "trust_N"):
+        state.trust_N.copy_(torch.rand(N) if trust is None else torch.tensor(trust))
+    method.begin_epoch(state, EPOCHS - 1)
+    return state
+
+
+def batch_of(B, given_N, step, lam):
+    index_B = torch.randperm(N)[:B]
+    images_BCHW = torch.zeros(B, 3, 8, 8, dtype=torch.uint8)
+    found = tuple(Mix(torch.randperm(B), torch.tensor(lam)) for _ in step.lambdas)
+    return Batch(index_B, images_BCHW, given_N[index_B], found, torch.rand(B, step.draws))
+
+
+def views_of(step, given_N):
+    """How many views without and with gradients each network sees."""
+    shown = step.show(VIEWS, batch_of(2, given_N, step, 0.7))
+    return {role: (len(views.no_grad), len(views.with_grad)) for role, views in shown.items()}
+
+
+def outputs_of(counts, B, logits, scale, dtype):
+    """What networks that see so many views could say."""
+
+    def pair(with_grad):
+        found = (LOGITS[logits](B).to(dtype), (torch.randn(B, D) * scale).to(dtype))
+        return tuple(t.requires_grad_(with_grad) for t in found)
+
+    return {
+        role: Outputs([pair(False) for _ in range(no)], [pair(True) for _ in range(yes)])
+        for role, (no, yes) in counts.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_and_gradients_are_finite(form, dtype):
+    """Extreme logits, one class in a batch, all, no or half of the labels noisy, every or no label
+    trusted, batches of one image, mixing with λ of 0 and 1: all of these together."""
+    torch.manual_seed(0)
+    settings = Settings(**({"epochs": EPOCHS, "warmup": WARMUP, "lr": 0.1} | FORMS[form]))
+    for one_class in (False, True):
+        given_N = given_labels(one_class)
+        method = build(settings, given_N, C, False)
+        for step in dict.fromkeys(step for phase in method.phases() for step in phase.steps):
+            counts = views_of(step, given_N)
+            # 3 and 5 have no common divisor: all logits meet all projections.
+            scales = cycle(PROJECTIONS.values())
+            for (labels, logits), scale in zip(product(LABELS, LOGITS), scales, strict=False):
+                for B, lam in ((1, 1.0), (8, 0.0), (8, 0.7)):
+                    state = state_of(method, given_N, LABELS[labels])
+                    batch = batch_of(B, given_N, step, lam)
+                    outputs = outputs_of(counts, B, logits, scale, dtype)
+                    case = (one_class, labels, logits, scale, B, lam)
+                    check(step.loss(outputs, batch, state), outputs, state, case)
+
+
+def check(loss, outputs, state, case):
+    assert loss.isfinite(), case
+    loss.backward()
+    leaves = [t for found in outputs.values() for pair in found.with_grad for t in pair]
+    for leaf in leaves:
+        assert leaf.grad is None or leaf.grad.isfinite().all(), case
+    for name, tensor in tensors_of(state).items():
+        if tensor.is_floating_point():
+            assert tensor.isfinite().all(), (case, name)
