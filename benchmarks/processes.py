@@ -1,4 +1,4 @@
-"""What a process group costs on one GPU: seconds of a step without one, and with NCCL and one process.
+"""What a process group costs on one GPU: a step without one, and with NCCL and one process.
 
     python benchmarks/processes.py --out FILE.json              # without
     torchrun --nproc-per-node 1 benchmarks/processes.py --out FILE.json --sync-norm
