@@ -4,8 +4,10 @@ command runs in a fork. Requests and answers are lines of JSON on standard input
 import contextlib
 import json
 import os
+import runpy
 import signal
 import sys
+import traceback
 
 import numpy as np
 
@@ -13,8 +15,9 @@ import pseudoloss as pl
 from pseudoloss.cli import main
 
 
-def run(arguments, log, most_bytes):
-    """In a child: one command, its output in the file `log`."""
+def run(arguments, log, most_bytes, environment):
+    """In a child: one command, or a script FILE.py, its output in the file `log`."""
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if most_bytes is not None:  # no file may become larger
         import resource
@@ -26,10 +29,19 @@ def run(arguments, log, most_bytes):
     os.dup2(output, 2)
     code = 1
     try:
-        code = main(arguments)
+        if arguments[0].endswith(".py"):
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+            code = 0
+        else:
+            code = main(arguments)
+    except SystemExit as end:
+        code = end.code
+    except Exception:
+        traceback.print_exc()
+    finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:
         os._exit(code)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -49,16 +50,34 @@ class CommandServer:
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
 
-    def start(self, *arguments, most_bytes=None):
+    def start(self, *arguments, most_bytes=None, environment=()):
         self.started += 1
         log = self.folder / f"{self.started}.txt"
         request = {"arguments": [str(a) for a in arguments], "log": str(log)}
-        return Process(self.ask(request | {"most_bytes": most_bytes}), log, self)
+        request |= {"most_bytes": most_bytes, "environment": dict(environment)}
+        return Process(self.ask(request), log, self)
 
     def run(self, *arguments, **options):
         """Start a command and wait; the exit code and the output."""
         process = self.start(*arguments, **options)
         return process.wait(), process.output
+
+    def start_group(self, *arguments, processes=2, environment=()):
+        """Start a command as torchrun does, in so many processes."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+        shared |= {"LOCAL_WORLD_SIZE": str(processes)} | dict(environment)
+        return [
+            self.start(*arguments, environment=shared | {"RANK": str(i), "LOCAL_RANK": str(i)})
+            for i in range(processes)
+        ]
+
+    def run_group(self, *arguments, **options):
+        """... and wait; their exit codes and outputs."""
+        group = self.start_group(*arguments, **options)
+        return [process.wait() for process in group], [process.output for process in group]
 
     def close(self):
         self.server.stdin.close()

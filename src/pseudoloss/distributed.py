@@ -8,6 +8,7 @@ anything.
 Shapes: W processes, B rows of which each process has b, n rows in a chunk.
 """
 
+import gc
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -129,6 +130,8 @@ def _join(device: str) -> None:
 
 def _leave(failed: bool) -> None:
     import torch.distributed as dist
+
+    gc.collect()  # NCCL waits for the captured graphs that use it
 
     world = dist.group.WORLD
     if failed and world is not None and "nccl" in dist.get_backend_config(world):

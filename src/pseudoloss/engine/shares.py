@@ -73,25 +73,25 @@ def gather_outputs(outputs: Outputs) -> Outputs:
     """The outputs for the whole batch, in one transfer."""
     count = len(outputs.no_grad)
     pairs = [*outputs.no_grad, *outputs.with_grad]
-    tensors = [tensor for pair in pairs for tensor in pair]
-    flat_WL = _Gather.apply(torch.cat([tensor.flatten() for tensor in tensors]))  # type: ignore[no-untyped-call]
-    pieces = flat_WL.split([tensor.numel() for tensor in tensors], dim=1)
-    wholes = [
-        piece.reshape(-1, tensor.shape[1]) for piece, tensor in zip(pieces, tensors, strict=True)
-    ]
+    wholes = _Gather.apply(*(tensor for pair in pairs for tensor in pair))  # type: ignore[no-untyped-call]
     found = list(zip(wholes[::2], wholes[1::2], strict=True))
     no_grad = [(logits.detach(), projection.detach()) for logits, projection in found[:count]]
     return Outputs(no_grad, found[count:])
 
 
 class _Gather(torch.autograd.Function):
-    """(W, L) of the values (L) of every process. All processes compute the same loss of it, so the
-    gradient is known without another transfer."""
+    """The rows (B, X) of all processes, of tensors (b, X). All processes compute the same loss of
+    them, so the gradient is known without another transfer. What the loss does not use has no
+    gradient: an unused head must not decay."""
 
     @staticmethod
-    def forward(ctx: Any, x_L: Tensor) -> Tensor:
-        return distributed.gather(x_L[None])
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        flat_WL = distributed.gather(torch.cat([tensor.flatten() for tensor in tensors])[None])
+        pieces = flat_WL.split([tensor.numel() for tensor in tensors], dim=1)
+        pairs = zip(pieces, tensors, strict=True)
+        return tuple(piece.reshape(-1, tensor.shape[1]) for piece, tensor in pairs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0][distributed.rank()]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if d is None else d[distributed.own(len(d))] for d in gradients)
