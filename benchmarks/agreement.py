@@ -21,24 +21,15 @@ fast steps must not be farther from them than plain steps are. Each distance is 
 import argparse
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any
 
 import machine
-from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet, corrupt, open_source
-from pseudoloss.engine import checkpoint
 from pseudoloss.engine import feed as feed_module
-from pseudoloss.engine.capture import PLAIN_CALLS
-from pseudoloss.engine.randomness import isolated_torch
-from pseudoloss.engine.trainer import Trainer
+from pseudoloss.engine.agreement import distances, run_phases
 from pseudoloss.presets import request
-from pseudoloss.progress import SilentReporter
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "pls": {},
@@ -72,104 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "released network": {"network": "preactresnet18-released"},
 }
 STEPS = (1, 5, 20, 40)  # in the warm-up, and again after it
-NOISY = 0.4  # share of the images that are flagged after the warm-up
 BLOCK = 16  # steps whose random numbers are generated at once: several blocks in STEPS
-
-
-class NoticeReporter(SilentReporter):
-    """Keeps the notices: there is one if a step could not be captured."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-
-class Phase(NamedTuple):
-    """A phase: its state at the start, the weights after each of STEPS, and the losses of all
-    images at the end."""
-
-    start: dict[str, Tensor]
-    weights: list[Tensor]
-    losses_N: Tensor
-
-
-def run(
-    data: Data,
-    settings: Settings,
-    steps: Sequence[int],
-    like: list[Phase] | None = None,
-    nudge: bool = False,
-) -> tuple[list[Phase], list[str]]:
-    """Run both phases; with `like`, each from the state at which that run started it."""
-    reporter = NoticeReporter()
-    phases = []
-    with isolated_torch():
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        trainer = Trainer(data, settings, reporter)
-        state = checkpoint.checkpoint_tensors(trainer)
-        for epoch in range(2):
-            if like:
-                for name, tensor in state.items():
-                    tensor.copy_(like[epoch].start[name])
-            elif epoch:
-                flag_at_random(trainer)
-            if nudge:
-                torch._foreach_mul_(parameters(trainer), 1 + torch.finfo(torch.float32).eps)
-            start = {name: tensor.clone() for name, tensor in state.items()}
-            phase = Phase(start, [], torch.empty(0))
-            random = torch.Generator(trainer.device).manual_seed(epoch)
-            trainer.lr.fill_(settings.lr)
-            trainer.method.begin_epoch(trainer.state, epoch)
-            (prepared,) = trainer.steps[epoch]
-            for i, _ in enumerate(trainer.run_steps(prepared, random, max(steps))):
-                if i + 1 in steps:
-                    phase.weights.append(flat(parameters(trainer)))
-            for _ in range(PLAIN_CALLS + 2):  # the last one is a replay
-                trainer.score(epoch)
-            phases.append(phase._replace(losses_N=trainer.state.loss_N.double()))
-        torch.use_deterministic_algorithms(False)
-    return phases, reporter.notices
-
-
-def flag_at_random(trainer: Trainer) -> None:
-    """Random verdicts in place of those of both stages: so early in training all pseudo-labels are
-    fully trusted, and perhaps no label is flagged."""
-    random = torch.Generator(trainer.device).manual_seed(2)
-    state = trainer.state
-    state.noisy_N.copy_(draw(state.noisy_N, random) < NOISY)
-    if hasattr(state, "trust_N"):
-        trust_N = draw(state.trust_N, random)
-        state.trust_N.copy_(torch.where(state.noisy_N, trust_N, 1))
-
-
-def draw(like: Tensor, random: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=random, device=like.device)
-
-
-def parameters(trainer: Trainer) -> list[Tensor]:
-    return [p.detach() for role in trainer.optimisers for p in trainer.networks[role].parameters()]
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.double().flatten() for tensor in tensors])
-
-
-def distances(plain: list[Phase], other: list[Phase]) -> dict[str, list[float]]:
-    """For both phases, after each of STEPS: distance, in parts of the way that plain calls went."""
-    found = {}
-    for name, a, b in zip(("warm-up", "main"), plain, other, strict=True):
-        momenta = [key for key in a.start if key.startswith("momentum.")]
-        start = flat([a.start[key.replace("momentum.", "networks.", 1)] for key in momenta])
-        found[name] = [
-            ((y - x).norm() / (x - start).norm()).item()
-            for x, y in zip(a.weights, b.weights, strict=True)
-        ]
-        tracked = (b.losses_N - a.losses_N).norm() / a.losses_N.norm()
-        found[f"{name}, losses of all images"] = [tracked.item()]
-    return found
 
 
 def main() -> None:
@@ -202,10 +96,12 @@ def main() -> None:
                 train.images_NCHW[keep], train.given_N[keep], train.classes, train.true_N[keep]
             )
             part = Data(data.name, images)
-            plain, _ = run(part, replace(settings, accelerate="off"), steps)
-            rounding, _ = run(part, replace(settings, accelerate="off"), steps, plain, nudge=True)
-            captured, told = run(part, replace(settings, accelerate="capture"), steps, plain)
-            fast, told_too = run(part, replace(settings, accelerate="auto"), steps, plain)
+            plain, _ = run_phases(part, replace(settings, accelerate="off"), steps)
+            rounding, _ = run_phases(
+                part, replace(settings, accelerate="off"), steps, plain, nudge=True
+            )
+            captured, told = run_phases(part, replace(settings, accelerate="capture"), steps, plain)
+            fast, told_too = run_phases(part, replace(settings, accelerate="auto"), steps, plain)
             row = {
                 "precision": precision,
                 "variant": name,
@@ -215,7 +111,7 @@ def main() -> None:
                 "rounding": distances(plain, rounding),
             }
             if precision != "float32":
-                exact, _ = run(
+                exact, _ = run_phases(
                     part, replace(settings, accelerate="off", precision="float32"), steps, plain
                 )
                 row["from float32"] = {

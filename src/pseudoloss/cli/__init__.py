@@ -15,6 +15,7 @@ from pseudoloss.cli import (
     apply,
     audit,
     demo_command,
+    doctor,
     evaluate,
     experiments,
     export,
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "export": export.run,
     "presets": presets.run,
     "experiments": experiments.run,
+    "doctor": doctor.run,
 }
 
 

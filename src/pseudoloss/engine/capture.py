@@ -80,8 +80,18 @@ def keep_compiled_kernels() -> None:
         folder = (Path(cache) if cache else Path.home() / ".cache") / "pseudoloss"
     except RuntimeError:  # there is no home folder: the compilers have defaults of their own
         return
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    # Torch sets its own default when some of its modules are imported.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, _default_cache()):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def _default_cache() -> str | None:
+    """The folder that torch chooses for compiled graphs, in the folder for temporary files."""
+    with suppress(ImportError, AttributeError, OSError, KeyError):
+        utils = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+        return str(utils.default_cache_dir())
+    return None
 
 
 def capture(call: Call[Result], on_failure: Failed) -> Call[Result]:
