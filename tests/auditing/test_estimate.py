@@ -42,7 +42,7 @@ def test_confusion_makes_the_interval_wide():
     swaps = estimate_noise(p_N, label_N, 4, 0.2, 0.0, 0.9)
     confused = estimate_noise(p_N, label_N, 4, 0.2, 0.2, 0.9)
     assert confused.low < 0.1 < swaps.low
-    assert swaps.high < 0.3 < confused.high
+    assert swaps.high < 0.3 < 0.4 < confused.high  # half to twice as many
 
 
 def test_reasons_not_to_know():

@@ -15,7 +15,8 @@ from pseudoloss.methods.latent import (
     estimate_rates,
     fit_latent_labels,
     likelihoods,
-    mean_of,
+    look,
+    pseudo_labels,
     tempered,
     with_new_predictions,
 )
@@ -42,13 +43,15 @@ def slow_joint(q, y, K, noise):
     """P(t, y | x) of one image for all t, by loops over the equations in the module."""
     classes = len(q)
     c = min(noise.images * math.sqrt(1 - max(q)), latent.MAX_CONFUSION)
+    h = [value**noise.sharpness for value in q]
+    h = [value / sum(h) for value in h]
     joint = []
     for t in range(classes):
         if t == y:
             p = (1 - c) * (1 - noise.random - noise.classes)
         else:
             p = (1 - c) * (noise.random / (classes - 1) + noise.classes * K[t][y])
-            p += c * min(q[y] / max(1 - q[t], 1e-6), 1)
+            p += c * min(h[y] / max(1 - h[t], 1e-6), 1)
         joint.append(q[t] * p)
     return joint
 
@@ -62,18 +65,28 @@ def test_temperature_depends_on_the_entropy():
         np.testing.assert_allclose(found, np.array(weights) / sum(weights), rtol=1e-5)
 
 
-def test_likelihoods_and_posterior_are_those_of_the_equations():
+@pytest.mark.parametrize("sharpness", [1.0, 2.0])
+def test_likelihoods_and_posterior_are_those_of_the_equations(sharpness):
     log_NC, true = predictions(n=40)
     y_N = torch.from_numpy(swapped(true, 0.4))
     q_NC = tempered(log_NC, -0.3, 0.2)
     K_CC = class_confusion(q_NC.T @ q_NC)
-    noise = Noise(-0.3, 0.2, random=0.1, classes=0.07, images=0.6)
-    parts = likelihoods(q_NC, y_N, K_CC).mixed(noise)
+    noise = Noise(-0.3, 0.2, random=0.1, classes=0.07, images=0.6, sharpness=sharpness)
+    parts = likelihoods(q_NC, y_N, K_CC, sharpness).mixed(noise)
     plain_NC, confused_NC = latent._posterior(q_NC, y_N, K_CC, noise)
     for i in range(40):
         expected = slow_joint(q_NC[i].tolist(), int(y_N[i]), K_CC.tolist(), noise)
         np.testing.assert_allclose(plain_NC[i] + confused_NC[i], expected, rtol=1e-4, atol=1e-7)
         assert float(sum(part[i] for part in parts)) == pytest.approx(sum(expected), rel=1e-4)
+
+
+def test_people_who_look_sharply_consider_fewer_classes():
+    q_NC = predictions()[0].exp()
+    assert look(q_NC, 1.0) is q_NC
+    h_NC = look(q_NC, 2.0)
+    np.testing.assert_allclose(h_NC.sum(1), 1, rtol=1e-5)
+    assert bool((h_NC.max(1).values >= q_NC.max(1).values - 1e-6).all())
+    assert bool((h_NC.argmax(1) == q_NC.argmax(1)).all())
 
 
 def test_class_confusion_is_a_distribution_over_other_classes():
@@ -105,7 +118,7 @@ def test_random_swaps_are_measured(rate):
     given_N = swapped(true, rate)
     fit = fit_latent_labels(log_NC, torch.from_numpy(given_N))
     assert fit.rate == pytest.approx((given_N != true).mean(), abs=0.035)
-    assert fit.weight < 0.5
+    assert fit.confusion_weight < 0.5
     assert fit.accuracy == pytest.approx((log_NC.argmax(1).numpy() == true).mean(), abs=0.05)
 
 
@@ -118,20 +131,81 @@ def test_a_wrong_temperature_is_found():
     assert fit.rate == pytest.approx(0.2, abs=0.04)
 
 
-def test_confusion_on_ambiguous_images_is_measured():
-    log_NC, true = predictions()
-    random = np.random.default_rng(2)
-    q = log_NC.exp().numpy()
-    confused = random.random(N) < 0.9 * np.sqrt(1 - q.max(1))
-    others = q.copy()
-    others[np.arange(N), true] = 0
+def confused_labels(log_NC, true, sharpness, rate=0.9):
+    """Labels of people who confuse ambiguous images with another class in proportion to q^κ."""
+    random, q = np.random.default_rng(2), log_NC.exp().numpy()
+    others = q**sharpness
+    others[np.arange(len(q)), true] = 0
     others /= others.sum(1, keepdims=True)
-    other = (others.cumsum(1) > random.random((N, 1))).argmax(1)
-    given_N = np.where(confused, other, true)
+    other = (others.cumsum(1) > random.random((len(q), 1))).argmax(1)
+    return np.where(random.random(len(q)) < rate * np.sqrt(1 - q.max(1)), other, true)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 2.0])
+def test_confusion_on_ambiguous_images_is_measured(sharpness):
+    log_NC, true = predictions(sharpness=2.0, n=4000)
+    given_N = confused_labels(log_NC, true, sharpness)
     # Predictions trained on such labels are as sharp as before on the images that are clear.
     fit = fit_latent_labels(log_NC, torch.from_numpy(given_N))
-    assert fit.weight > 0.5
+    assert fit.confusion_weight > 0.5
     assert fit.confused > fit.rate / 2
+    assert fit.noise.sharpness == sharpness
+
+
+def test_labels_that_nobody_would_choose_are_less_doubtful_if_confusion_is_sharp():
+    """With κ = 1 all labels but the most likely class are equally doubtful; with κ = 2 an unlikely
+    class is rather the true one, on which the prediction is wrong."""
+    q_NC = torch.tensor([[0.6, 0.3, 0.08, 0.02]] * 2)
+    given_N, K_CC = torch.tensor([1, 3]), torch.zeros(4, 4)
+    for sharpness in (1.0, 2.0):
+        noise = Noise(0.0, 0.0, images=0.5, sharpness=sharpness)
+        plain_NC, confused_NC = latent._posterior(q_NC, given_N, K_CC, noise)
+        likely, unlikely = (confused_NC.sum(1) / (plain_NC + confused_NC).sum(1)).tolist()
+        assert (likely > 2 * unlikely) == (sharpness == 2.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(-3, 0), min_size=2, max_size=4), st.integers(2, 10**6))
+def test_weights_of_models(log_likelihoods, images):
+    weights = latent._weights(log_likelihoods, images)
+    assert sum(weights) == pytest.approx(1)
+    more = latent._weights([value + 1 for value in log_likelihoods], images)
+    assert more == pytest.approx(weights, abs=1e-9)
+    equal = latent._weights([log_likelihoods[0]] * len(log_likelihoods), images)
+    assert equal[0] > sum(equal[1:])  # confusion must explain something
+
+
+def test_pseudo_labels_replace_swaps_but_not_confusion():
+    log_NC, true = predictions()
+    swaps_N = torch.from_numpy(swapped(true, 0.3))
+    fit = fit_latent_labels(log_NC, swaps_N)
+    pseudo_NC = pseudo_labels(fit, log_NC, swaps_N)
+    np.testing.assert_allclose(pseudo_NC.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(pseudo_NC, fit.posterior_NC, atol=0.05)
+    confused_N = torch.from_numpy(confused_labels(log_NC, true, 1.0))
+    fit = fit_latent_labels(log_NC, confused_N)
+    kept_N = pseudo_labels(fit, log_NC, confused_N).gather(1, confused_N[:, None])[:, 0]
+    posterior_N = fit.posterior_NC.gather(1, confused_N[:, None])[:, 0]
+    assert bool((kept_N >= posterior_N - 1e-5).all())
+    assert float((1 - kept_N).mean()) == pytest.approx(fit.rate - fit.confused, abs=1e-3)
+
+
+def test_labels_are_ranked_by_the_average_of_the_models():
+    log_NC, true = predictions()
+    given_N = torch.from_numpy(swapped(true, 0.3))
+    models = [Noise(0.0, 0.0, 0.2, 0.1), Noise(-0.2, 0.1, 0.1, 0.05, 0.5, 2.0)]
+    fit = latent._judge(latent._Labels(log_NC, given_N), models, [0.25, 0.75])
+    p_N = 1 - fit.posterior_NC.double().gather(1, given_N[:, None])[:, 0]
+    # All rates are above the floors, so the log odds are those of the posterior.
+    clear_N = (p_N > 1e-3) & (p_N < 1 - 1e-3)
+    np.testing.assert_allclose(fit.log_odds_N[clear_N], p_N[clear_N].logit(), atol=1e-2)
+    # Where nothing is wrong, the least likely labels are still the most doubtful.
+    sure = latent._judge(latent._Labels(log_NC, given_N), [Noise(0.0, 0.0)], [1.0])
+    assert sure.rate == 0
+    likely_N = log_NC.gather(1, given_N[:, None])[:, 0]
+    assert float(sure.log_odds_N[likely_N < -4].min()) > float(
+        sure.log_odds_N[likely_N > -0.1].max()
+    )
 
 
 def test_the_posterior_is_calibrated():
@@ -146,17 +220,17 @@ def test_the_posterior_is_calibrated():
     np.testing.assert_allclose(fit.posterior_NC.sum(1), 1, rtol=1e-5)
 
 
-def test_a_second_round_keeps_the_rates_and_joins_both():
+def test_a_second_round_keeps_the_rates():
     log_NC, true = predictions()
     given_N = torch.from_numpy(swapped(true, 0.3))
     first = fit_latent_labels(log_NC, given_N)
     again = with_new_predictions(first, torch.log_softmax(log_NC * 0.5, 1), given_N)
-    for name in ("random", "classes", "images"):
-        assert getattr(again.noise, name) == getattr(first.noise, name)
+    assert again.weights == first.weights
+    for one, other in zip(again.models, first.models, strict=True):
+        for name in ("random", "classes", "images", "sharpness"):
+            assert getattr(one, name) == getattr(other, name)
     assert math.exp(again.noise.a) == pytest.approx(0.5 * math.exp(first.noise.a), rel=0.2)
-    both = mean_of(first, again)
-    np.testing.assert_allclose(both.posterior_NC.sum(1), 1, rtol=1e-5)
-    assert both.rate == first.rate
+    assert again.rate == pytest.approx(first.rate, abs=0.02)
 
 
 def test_the_result_does_not_depend_on_the_chunks(monkeypatch):

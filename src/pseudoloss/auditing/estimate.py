@@ -38,8 +38,8 @@ def estimate_noise(
     """The share of wrong labels with a 90% interval.
 
     The interval has three sources: the number of wrong labels is random; the model is rough (15% of
-    the rate); and wrong labels on ambiguous images look like weak features, so that their share is
-    known to a half only.
+    the rate); and wrong labels on ambiguous images look like weak features, so that there may be
+    half or twice as many of them.
 
     Args:
         p_noisy_N: probability that the given label is wrong.
@@ -86,5 +86,6 @@ def _interval(rate: np.ndarray, images: np.ndarray, ambiguous: float) -> np.ndar
     n = np.maximum(images, 1)
     smoothed = (rate * n + 1) / (n + 2)  # not 0 without any wrong label
     random = NORMAL_90 * np.sqrt(smoothed * (1 - smoothed) / n)
-    width = np.hypot(random, ROUGH * (1 - ambiguous) * rate) + 0.5 * ambiguous * rate
-    return np.stack([rate, np.maximum(rate - width, 0), np.minimum(rate + width, 1)], -1)
+    width = np.hypot(random, ROUGH * (1 - ambiguous) * rate)
+    low, high = rate - width - 0.5 * ambiguous * rate, rate + width + ambiguous * rate
+    return np.stack([rate, np.maximum(low, 0), np.minimum(high, 1)], -1)

@@ -1,8 +1,8 @@
 """Scores of all labels, from features: predictions by cross-validated heads, then the latent-label
 model of their agreement with the given labels (methods/latent.py).
 
-In a second round the heads are trained on the pseudo-labels of the first: the posterior, sharpened.
-The scores are the mean of both rounds.
+In a second round the heads are trained on the pseudo-labels of the first, sharpened. The scores are
+those of the last round.
 
 N images, D features, C classes.
 """
@@ -22,7 +22,7 @@ from pseudoloss.auditing.estimate import estimate_noise
 from pseudoloss.auditing.heads import assign_folds, normalise, out_of_fold
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError
-from pseudoloss.methods.latent import fit_latent_labels, mean_of, with_new_predictions
+from pseudoloss.methods.latent import fit_latent_labels, pseudo_labels, with_new_predictions
 from pseudoloss.methods.mixture import fit_two_modes
 
 Method = Literal["latent", "two-mixtures"]
@@ -136,26 +136,24 @@ Predict = Callable[[int, Tensor, Tensor | None], Tensor]  # round, targets, weig
 def _latent(
     prob_NC: Tensor, given_N: Tensor, rounds: int, predict: Predict, details: dict[str, Any]
 ) -> Judged:
-    first = fit = fit_latent_labels((prob_NC + FLOOR).log(), given_N)
-    for round_number in range(2, rounds + 1):
-        pseudo_NC = fit.posterior_NC**GAMMA
-        prob_NC = predict(round_number, pseudo_NC / pseudo_NC.sum(1, keepdim=True), None)
-        again = with_new_predictions(first, (prob_NC + FLOOR).log(), given_N)
-        fit = mean_of(first, again)
-    noise = first.noise
+    fit = fit_latent_labels((prob_NC + FLOOR).log(), given_N)
+    noise = fit.noise
     details |= {
         "temperature": math.exp(noise.a),
         "temperature_slope": noise.b,
         "random_swaps": noise.random,
         "class_confusion": noise.classes,
         "image_confusion": noise.images,
-        "image_confusion_weight": first.confusion_weight,
-        "predicted_accuracy": first.accuracy,
+        "image_confusion_sharpness": noise.sharpness,
+        "image_confusion_weight": fit.confusion_weight,
+        "predicted_accuracy": fit.accuracy,
     }
+    for round_number in range(2, rounds + 1):
+        pseudo_NC = pseudo_labels(fit, (prob_NC + FLOOR).log(), given_N) ** GAMMA
+        prob_NC = predict(round_number, pseudo_NC / pseudo_NC.sum(1, keepdim=True), None)
+        fit = with_new_predictions(fit, (prob_NC + FLOOR).log(), given_N)
     score_N = torch.sigmoid(-fit.log_odds_N.double())
-    return Judged(
-        prob_NC, fit.posterior_NC, score_N, 1.0, first.rate, first.confused, first.accuracy
-    )
+    return Judged(prob_NC, fit.posterior_NC, score_N, 1.0, fit.rate, fit.confused, fit.accuracy)
 
 
 def _choose_l2(

@@ -14,15 +14,16 @@ The given label y of an image of class t is wrong in one of three ways:
                                                                      y ~ h(y | x) / (1 - h(t | x))
 
 with h = q^κ, normalised: κ = 1 if images look to people as they do to the predictions, κ = 2 if
-people consider fewer classes. So a label on which a weak prediction merely disagrees is explained by
-q, and a label that confident predictions contradict by noise. The five numbers a, b, e, d, c maximise
-the likelihood of the given labels; no rate per class or per pair of classes is fitted, since that
-explained mistakes of the prediction as wrong labels. The posterior over t gives everything else.
+people consider fewer classes. So a label on which a weak prediction merely disagrees is explained
+by q, and a label that confident predictions contradict by noise. The five numbers a, b, e, d, c
+maximise the likelihood of the given labels; no rate per class or per pair of classes is fitted,
+since that explained mistakes of the prediction as wrong labels. The posterior over t gives
+everything else.
 
 Random swaps and class confusion must explain the labels better than no noise does (by log N, the
 price of two numbers). Image confusion and weak features look alike, so three models are fitted,
-without it, with κ = 1 and with κ = 2, and averaged by their likelihoods. The models are only roughly
-right: for this average, the likelihood counts as if there were at most `EVIDENCE` images.
+without it, with κ = 1 and with κ = 2, and averaged by their likelihoods. The models are only
+roughly right: for this average, the likelihood counts as if there were at most `EVIDENCE` images.
 
 With two classes, random swaps and flat predictions have the same likelihood, so the temperature
 comes from the distribution of the predictions instead (`two_class_temperature`).
@@ -154,18 +155,9 @@ def pseudo_labels(fit: LatentFit, log_prob_NC: Tensor, given_N: Tensor) -> Tenso
     return pseudo_NC / pseudo_NC.sum(1, keepdim=True)
 
 
-def mean_of(one: LatentFit, other: LatentFit) -> LatentFit:
-    """Both rounds together: the mean of posteriors and log odds; the rest is of the first."""
-    return replace(
-        one,
-        posterior_NC=(one.posterior_NC + other.posterior_NC) / 2,
-        log_odds_N=(one.log_odds_N + other.log_odds_N) / 2,
-    )
-
-
 def _weights(log_likelihoods: Sequence[float], images: int) -> list[float]:
-    """Weights of the models, of which the first is without image confusion. Each of the others costs
-    half the logarithm of the counted images; together they are as likely as the first."""
+    """Weights of the models, of which the first is without image confusion. Each of the others
+    costs half the logarithm of the counted images; before, they are together as likely as it."""
     counted = min(images, EVIDENCE)
     price = 0.5 * math.log(max(counted, 2)) + math.log(max(len(log_likelihoods) - 1, 1))
     evidence = [
@@ -476,8 +468,8 @@ def _add_posterior(
 
 
 def _add_doubt(labels: _Labels, noise: Noise, share: float, doubt_2N: Tensor) -> None:
-    """Add a share of the probabilities that a label is wrong and right, with rates that are never 0,
-    so that labels can be sorted even where the fitted rates are 0."""
+    """Add a share of the probabilities that a label is wrong and right, with rates that are never
+    0, so that labels can be sorted even where the fitted rates are 0."""
     random, classes = (
         max(rate, floor) for rate, floor in zip((noise.random, noise.classes), FLOORS, strict=True)
     )
