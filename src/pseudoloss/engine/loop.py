@@ -10,6 +10,7 @@ import pandas as pd
 
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
+from pseudoloss.engine.head_start import head_start
 from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.engine.writer import Writer
@@ -73,6 +74,8 @@ def fit(trainer: Trainer, folder: RunFolder | None, notices: Notices, limits: Li
     notice(trainer, record, notices)
     reporter.say(messages.introduction(trainer, record.epochs))
     notice(trainer, record, trainer.method.notices_at_start())
+    if settings.head_start and record.epochs == 0:
+        head_start(trainer)
     time_is_up, clock, spent, needed = False, TableClock(), 0.0, 0.0
     with Writer() as writer:
         while record.epochs < settings.epochs and not time_is_up:
