@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import torch
@@ -275,19 +275,15 @@ class RunFolder:
 
     def refuse_if_taken(self) -> None:
         """A new run needs a new or empty folder: nothing is overwritten."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"--out {self.path}: is a file, not a folder")
+        found = contents(self.path)
         if self.config.exists():
             raise InputError(
                 f"--out {self.path}: already contains a run: add --resume to continue it, "
                 "or choose another folder"
             )
         # Files that a run may leave behind if it is killed while starting do not matter.
-        drafts = {".config.json.draft", ".skipped.csv.draft"}
-        beginnings = {".lock", "skipped.csv", "checkpoint", *drafts}
-        found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        if found - beginnings or any((self.path / "checkpoint").glob("*")):
-            raise InputError(f"--out {self.path}: contains other files; choose another folder")
+        if found - {"skipped.csv", "checkpoint"} or any((self.path / "checkpoint").glob("*")):
+            refuse_other_files(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -393,9 +389,23 @@ class RunFolder:
         write_bytes(self.path / "best.safetensors", self.best(epoch).read_bytes())
 
 
+def contents(path: Path) -> set[str]:
+    """Names of what is in the folder --out names, if it exists; without the lock and the drafts
+    that a killed process leaves behind."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--out {path}: is a file, not a folder")
+    names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    return {name for name in names if not name.endswith(".draft")} - {".lock"}
+
+
+def refuse_other_files(path: Path) -> NoReturn:
+    raise InputError(f"--out {path}: contains other files; choose another folder")
+
+
 @contextmanager
 def lock_folder(path: Path, inner: Path) -> Iterator[None]:
-    """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`."""
+    """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`. If it
+    ends with an error before anything is written, only what was there before is left."""
     missing = [folder for folder in (inner, *inner.parents) if not folder.exists()]
     try:
         inner.mkdir(parents=True, exist_ok=True)
@@ -411,7 +421,21 @@ def lock_folder(path: Path, inner: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BusyError(f"--out {path}: another process is working on this run") from None
-        yield
+        try:
+            yield
+        except BaseException:
+            _remove_beginnings(path, missing)
+            raise
+
+
+def _remove_beginnings(path: Path, new_folders: Sequence[Path]) -> None:
+    """Remove the lock, and folders that were created, if nothing else is in them."""
+    with contextlib.suppress(OSError):
+        names = [entry for entry in path.iterdir() if entry not in new_folders]
+        if names == [path / ".lock"]:
+            names[0].unlink()
+            for folder in new_folders:
+                folder.rmdir()
 
 
 # Names in the metrics and the summary of a run of version 0.1.

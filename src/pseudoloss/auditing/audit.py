@@ -141,7 +141,7 @@ def audit(
             check_classes(images)
         if folder is None:
             return _examine(images, features, options, begun, place, cache, reporter, None, started)
-        with _claimed(folder):
+        with folder.lock():
             folder.refuse_if_taken(begun)  # again: another process may have been faster
             return _examine(
                 images, features, options, begun, place, cache, reporter, folder, started
@@ -196,18 +196,6 @@ def _open(
             raise InputError(f"labels: {source} has its own labels; pass only one of them")
         source = (source, labels)
     return open_images(source, options, reporter.progress)
-
-
-@contextmanager
-def _claimed(folder: AuditFolder) -> Iterator[None]:
-    """Keep other processes out of the folder. If the input turns out to be wrong, a new folder is
-    removed again."""
-    try:
-        with folder.lock():
-            yield
-    except InputError:
-        folder.remove_if_empty()
-        raise
 
 
 @contextmanager

@@ -207,8 +207,9 @@ def write_predictions(
     top: int = 1,
     probabilities: bool = False,
     reporter: Reporter | None = None,
-) -> None:
-    """Write one row per image as soon as its batch is done; report files that cannot be read."""
+) -> int:
+    """Write one row per image as soon as its batch is done, and report files that cannot be read.
+    Returns the number of rows."""
     reporter = reporter or SilentReporter()
     skipped: list[Skipped] = []
     header = True
@@ -232,15 +233,18 @@ def write_predictions(
         reporter.notice(
             f"{len(skipped):,} of {len(images.paths):,} files cannot be read and are skipped"
         )
+    return len(images.paths) - len(skipped)
 
 
-def write_predictions_to(out: Path, model: "Model", images: FoundImages, **options: Any) -> None:
+def write_predictions_to(out: Path, model: "Model", images: FoundImages, **options: Any) -> int:
     """`write_predictions` to a file, which appears only when it is complete."""
+    rows = 0
 
     def write(draft: Path) -> None:
+        nonlocal rows
         try:
             with draft.open("w", encoding="utf-8", newline="") as file:
-                write_predictions(model, images, file, **options)
+                rows = write_predictions(model, images, file, **options)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
@@ -250,6 +254,7 @@ def write_predictions_to(out: Path, model: "Model", images: FoundImages, **optio
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"--out {out}: cannot be written ({reason})") from None
+    return rows
 
 
 def refuse_if_none(files: int, skipped: Sequence[Skipped]) -> None:
