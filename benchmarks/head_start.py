@@ -21,8 +21,8 @@ import torch
 import machine
 from pseudoloss.data import Data
 from pseudoloss.engine.head_start import head_start
-from pseudoloss.engine.training import Job, prepare
 from pseudoloss.engine.trainer import Trainer
+from pseudoloss.engine.training import Job, prepare
 from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
 

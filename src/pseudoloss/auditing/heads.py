@@ -168,6 +168,7 @@ def out_of_fold(
     return prob_NC
 
 
+@torch.enable_grad()
 def fit_head(
     features_ND: np.ndarray, targets_NC: Tensor, l2: float, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:

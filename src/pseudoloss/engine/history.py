@@ -32,8 +32,8 @@ class History:
         self.stored = True
 
     def add(self, accuracy: float | None) -> None:
-        """Add the latest predictions. `accuracy`: of this epoch on held-out images, in percent; None
-        if there are none."""
+        """Add the latest predictions. `accuracy`: of this epoch on held-out images, in percent, if
+        there are any."""
         weight = 1.0 if accuracy is None else max(accuracy / 100, 0.01) ** POWER
         self.sum_NC += weight * self.latest_NC
         self.weight += weight
