@@ -4,17 +4,21 @@
 
 Trains on digits and, with a source, on 2,000 of its images (10 classes, halved to 16 pixels), with
 a tenth of the images held out. Predictions of every epoch are kept (in --work, if given, so that a
-second call trains nothing). Then the labels are judged in five ways:
+second call trains nothing). Then the labels are judged in six ways:
 
     flags        the method's own: a two-mode mixture of the loss, as in version 0.2
     final        the latent-label model, fitted to the final predictions for the training images
     mean         the same for predictions averaged over the epochs
     held-out final, held-out
                  rate and temperature from the held-out images; the last one is what `train` does
+    test         what `train` does without held-out images: here those images have their true labels
+                 and are test images
 
 Reported for each: F1 of "this label is wrong", AUC of the score, expected calibration error (ten
-bins), estimated noise rate and interval, share of right suggestions, share of right labels before
-and after relabelling.
+bins), estimated noise rate and interval (for `test`, also whether it is said to be known), share of
+right suggestions, share of right labels before and after relabelling.
+
+--only WORDS runs the cases whose names contain one of these words, such as digits-ce.
 """
 
 import argparse
@@ -30,6 +34,7 @@ import machine
 from pseudoloss.data import Data, arrays, corrupt, open_source
 from pseudoloss.data.images import with_held_out
 from pseudoloss.engine.history import POWER
+from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
 from pseudoloss.methods import label_scores as ls
@@ -75,7 +80,9 @@ def record(data: Data, preset: str, **settings: Any) -> dict[str, np.ndarray]:
     chosen = request(preset, None, settings | {"seed": SEED, "device": "cpu"}).settings(preset)
     found: dict[str, list[np.ndarray]] = {"train": [], "held_out": []}
     assert data.test is not None
-    with Trainer(data, chosen, SilentReporter()) as trainer:
+    assert data.test.true_N is not None
+    tested = replace(data, test=replace(data.test, given_N=data.test.true_N), noisy_test=False)
+    with Trainer(tested, chosen, SilentReporter()) as trainer:
         for epoch in range(chosen.epochs):
             trainer.train_epoch(epoch)
             if trainer.method.scores_after(epoch):
@@ -83,6 +90,9 @@ def record(data: Data, preset: str, **settings: Any) -> dict[str, np.ndarray]:
             for part, images in (("train", trainer.images), ("held_out", trainer.test_images)):
                 logits = torch.cat(list(predict(trainer.model.network, trainer.views, images)))
                 found[part].append(logits.float().log_softmax(1).numpy())
+            trainer.store_predictions(epoch)
+            trainer.add_predictions(None)
+        table, noise = label_scores(trainer)
         verdict = trainer.verdict(chosen.epochs - 1)
         suggested_N, trust_N = verdict.suggested_N, verdict.trust_N
         if suggested_N is None or trust_N is None:  # no suggestion
@@ -90,14 +100,24 @@ def record(data: Data, preset: str, **settings: Any) -> dict[str, np.ndarray]:
         own = (verdict.noisy_N, verdict.p_noisy_N, verdict.loss_N, suggested_N, trust_N)
         names = ("noisy", "p_noisy", "loss", "suggested", "trust")
         kept = dict(zip(names, (value.cpu().numpy() for value in own), strict=True))
+    number = {name: i for i, name in enumerate(data.train.classes)}
+    judged = {f"test_{name}": table[name].to_numpy() for name in ("p_noisy", "trust")}
+    judged["test_candidate"] = table["candidate_label"].map(number).to_numpy()
+    judged["test_score"] = table["label_score"].to_numpy()
+    judged["test_rate"] = np.array([noise["rate"], noise["low"], noise["high"]])
+    judged["test_known"] = np.array(noise["known"])
     assert data.train.true_N is not None
-    return kept | {
-        "train": np.stack(found["train"]),
-        "held_out": np.stack(found["held_out"]),
-        "given": data.train.given_N.numpy(),
-        "true": data.train.true_N.numpy(),
-        "held_out_given": data.test.given_N.numpy(),
-    }
+    return (
+        kept
+        | judged
+        | {
+            "train": np.stack(found["train"]),
+            "held_out": np.stack(found["held_out"]),
+            "given": data.train.given_N.numpy(),
+            "true": data.train.true_N.numpy(),
+            "held_out_given": data.test.given_N.numpy(),
+        }
+    )
 
 
 def calibration_error(p: np.ndarray, hit: np.ndarray, bins: int = 10) -> float:
@@ -168,6 +188,11 @@ def ways(run: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
         trust = p_noisy * evidence.share_B.numpy()
         scores = (p_noisy >= 0.5, p_noisy, loss, evidence.candidate_B.numpy(), trust)
         found[name] = measure(run, *scores, (noise.rate, noise.low, noise.high))
+    own = [run[f"test_{name}"] for name in ("p_noisy", "score", "candidate", "trust", "rate")]
+    p_noisy, score, candidate, trust, noise_3 = own
+    rates = tuple(noise_3.tolist())
+    found["test"] = measure(run, p_noisy >= 0.5, p_noisy, -score, candidate, trust, rates)
+    found["test"]["known"] = bool(run["test_known"])
     return found
 
 
@@ -177,6 +202,7 @@ def main() -> None:
     )
     parser.add_argument("source", nargs="?", help="cifar100:DIR, for small photographs")
     parser.add_argument("--work", type=Path, help="keep predictions here")
+    parser.add_argument("--only", nargs="+", default=[""], help="words in the names of cases")
     parser.add_argument("--quick", action="store_true", help="one run of two epochs")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -185,6 +211,8 @@ def main() -> None:
     cases = []
     for kind, (method, noise, epochs) in plan:
         name = f"{kind}-{method}-{noise.replace(':', '-')}-{epochs}"
+        if not any(word in name for word in args.only):
+            continue
         file = args.work / f"{name}.npz" if args.work else None
         if file and file.exists():
             run = dict(np.load(file, allow_pickle=False))

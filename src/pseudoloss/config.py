@@ -162,6 +162,9 @@ class Settings:
     """Initial weights of a timm network: embedded (of tf_efficientnet_lite0, installed with
     pseudoloss), pretrained (downloaded by timm) or a file (.safetensors, .pth). None: train from
     scratch."""
+    head_start: bool = False
+    """With weights: audit the labels by the network's frozen features, and start from a linear head
+    that is fitted to the corrected labels. Batch norms then keep their statistics."""
     projection: int = 128
     """Dimensions of the linear projection into the contrastive space."""
 
@@ -253,6 +256,11 @@ class Settings:
             raise InputError(f"--warmup {self.warmup} must not exceed --epochs {self.epochs}")
         if self.method == "pls" and self.warmup == 0:
             raise InputError("--warmup must be at least 1 for --method pls: stage 1 needs a loss")
+        if self.head_start and self.weights is None:
+            raise InputError(
+                f"--head-start needs --weights, such as {EMBEDDED}: features of a network that is "
+                "not trained say nothing"
+            )
         if self.batch_size % self.accumulate or self.batch_size // self.accumulate < 2:
             raise InputError(
                 f"--accumulate {self.accumulate} must divide --batch-size {self.batch_size} into "

@@ -54,11 +54,13 @@ _CNWL: dict[str, Any] = _PAPER | {"warmup": 1}
 _FINETUNE: dict[str, Any] = {
     "network": EMBEDDED_NETWORK,
     "weights": EMBEDDED,
+    "head_start": True,
     "epochs": 30,
     "batch_size": 64,
-    "lr": 0.04,
+    "lr": 0.0012,
     "weight_decay": 1e-4,
 }
+_NO_HEAD_START: dict[str, Any] = {"head_start": False, "lr": 0.04}  # ... from a new classifier
 _SCRATCH: dict[str, Any] = {"epochs": 100, "batch_size": 128, "lr": 0.05}
 HUMAN = ("cifar10n", "cifar100n")  # presets for labels given by people
 _OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
@@ -158,6 +160,11 @@ class Request:
                 values["weights"] = None
             elif values.get("weights") == EMBEDDED and values["network"] != EMBEDDED_NETWORK:
                 values["weights"] = "pretrained"
+        if "head_start" not in self.values and values.get("weights") is None:
+            values["head_start"] = False
+        if preset.get("head_start") and values["head_start"] is False:
+            preset = preset | _NO_HEAD_START
+            values = values | {"lr": preset["lr"]} | self.values
         usual = Settings(**preset)
         batch_size = values.get("batch_size", usual.batch_size)
         whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import torch
@@ -309,19 +309,15 @@ class RunFolder:
 
     def refuse_if_taken(self) -> None:
         """A new run needs a new or empty folder: nothing is overwritten."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"--out {self.path}: is a file, not a folder")
+        found = contents(self.path)
         if self.config.exists():
             raise InputError(
                 f"--out {self.path}: already contains a run: add --resume to continue it, "
                 "or choose another folder"
             )
         # Files that a run may leave behind if it is killed while starting do not matter.
-        drafts = {".config.json.draft", ".skipped.csv.draft"}
-        beginnings = {".lock", "skipped.csv", "checkpoint", *drafts}
-        found = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        if found - beginnings or any((self.path / "checkpoint").glob("*")):
-            raise InputError(f"--out {self.path}: contains other files; choose another folder")
+        if found - {"skipped.csv", "checkpoint"} or any((self.path / "checkpoint").glob("*")):
+            refuse_other_files(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -454,9 +450,23 @@ def resume_command(path: Path) -> str:
     return f"pseudoloss train --out {shlex.quote(str(path))} --resume"
 
 
+def contents(path: Path) -> set[str]:
+    """Names of what is in the folder --out names, if it exists; without the lock and the drafts
+    that a killed process leaves behind."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--out {path}: is a file, not a folder")
+    names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    return {name for name in names if not name.endswith(".draft")} - {".lock"}
+
+
+def refuse_other_files(path: Path) -> NoReturn:
+    raise InputError(f"--out {path}: contains other files; choose another folder")
+
+
 @contextmanager
 def lock_folder(path: Path, inner: Path) -> Iterator[None]:
-    """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`."""
+    """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`. If it
+    ends with an error before anything is written, only what was there before is left."""
     needed = (path / claims.FOLDER, inner, *inner.parents)
     missing = [folder for folder in needed if not folder.exists()]
     try:
@@ -467,8 +477,22 @@ def lock_folder(path: Path, inner: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise InputError(f"--out {path}: cannot be written ({error.strerror})") from None
-    with held:
-        yield
+    try:
+        with held:
+            yield
+    except BaseException:
+        if path / claims.FOLDER in missing:
+            _remove_beginnings(path, missing, held.path)
+        raise
+
+
+def _remove_beginnings(path: Path, new_folders: Sequence[Path], claim: Path) -> None:
+    """Remove the claim, and folders that were created, if nothing else is in them."""
+    with contextlib.suppress(OSError):
+        if all(entry in new_folders for entry in path.iterdir()):
+            claim.unlink()
+            for folder in new_folders:
+                folder.rmdir()
 
 
 # Names in the metrics and the summary of a run of version 0.1.

@@ -16,7 +16,7 @@ def constant(monkeypatch):
     """Decoding and computing take one second per image and nothing else takes any."""
     monkeypatch.setattr(timing, "os", SimpleNamespace(cpu_count=lambda: 1))
     monkeypatch.setattr(timing, "_compute_time", lambda *_: 0.25)
-    monkeypatch.setattr(timing, "_heads_time", lambda *_: 5.0)
+    monkeypatch.setattr(timing, "heads_seconds", lambda *_: 5.0)
     decoded = timing._decode_some
     monkeypatch.setattr(timing, "_decode_some", lambda *args: decoded(*args)._replace(seconds=0.75))
     monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: 0.0))
@@ -47,7 +47,7 @@ def test_heads_take_longer_with_more_images_and_classes(monkeypatch):
     monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     cpu = torch.device("cpu")
     few, more, classes = (
-        timing._heads_time(*sizes, cpu) for sizes in ((100, 10), (200, 10), (100, 20))
+        timing.heads_seconds(*sizes, cpu) for sizes in ((100, 10), (200, 10), (100, 20))
     )
     assert more == pytest.approx(2 * few)
     assert few < classes < 2 * few

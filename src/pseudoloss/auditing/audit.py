@@ -44,7 +44,7 @@ from pseudoloss.auditing.summary import summarise
 from pseudoloss.data.images import refuse_masked
 from pseudoloss.data.scanning import limits_of, refuse_unreadable
 from pseudoloss.data.sources import FILE_OPTIONS, Source, absolute, refuse_inside
-from pseudoloss.errors import BusyError, InputError, TrainingError
+from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.files import as_path, at_home
 from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, decide
 from pseudoloss.labels.table import score_rows
@@ -148,7 +148,7 @@ def audit(
         if folder is None or not distributed.is_main():  # only the first process writes
             distributed.wait_for_all()  # for the first process
             return _examine(images, features, options, begun, place, cache, reporter, None, started)
-        with _claimed(folder):
+        with folder.lock():
             folder.refuse_if_taken(begun)  # again: another process may have been faster
             distributed.wait_for_all()
             return _examine(
@@ -204,20 +204,6 @@ def _open(
             raise InputError(f"labels: {source} has its own labels; pass only one of them")
         source = (source, labels)
     return open_images(source, options, reporter.progress)
-
-
-@contextmanager
-def _claimed(folder: AuditFolder) -> Iterator[None]:
-    """Keep other processes out of the folder. If the input turns out to be wrong, a new folder is
-    removed again."""
-    try:
-        with folder.lock():
-            yield
-    except BusyError:  # the folder is another's
-        raise
-    except InputError:
-        folder.remove_if_empty()
-        raise
 
 
 @contextmanager

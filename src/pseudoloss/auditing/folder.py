@@ -4,8 +4,6 @@ The folder holds config.json (written first), labels.csv, pred_probs.npy, duplic
 examples.npz, skipped.csv and, written last, summary.json.
 """
 
-import contextlib
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +26,7 @@ from pseudoloss.files import (
     write_checked,
 )
 from pseudoloss.labels.table import read_labels, write_labels
-from pseudoloss.runs import Run, lock_folder
+from pseudoloss.runs import Run, contents, lock_folder, refuse_other_files
 
 KIND = "audit"
 DUPLICATE_COLUMNS = ["group", "index", "path", "part", "given_label", "similarity"]
@@ -115,14 +113,11 @@ class AuditFolder:
     def refuse_if_taken(self, begun: dict[str, Any]) -> bool:
         """A new audit needs a new or empty folder, or one with the same audit, unfinished. Whether
         it is the latter."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"--out {self.path}: is a file, not a folder")
-        inside = self.path.iterdir() if self.path.exists() else ()
-        found = {path.name for path in inside if not path.name.endswith(".draft")} - {".lock"}
+        found = contents(self.path)
         if not found:
             return False
         if "config.json" not in found:
-            raise InputError(f"--out {self.path}: contains other files; choose another folder")
+            refuse_other_files(self.path)
         if self.finished:
             raise InputError(f"--out {self.path}: already contains results; choose another folder")
         try:
@@ -137,13 +132,6 @@ class AuditFolder:
                 "source; choose another folder"
             )
         return True
-
-    def remove_if_empty(self) -> None:
-        """Remove a folder in which nothing but the lock is."""
-        with contextlib.suppress(OSError):
-            if [path.name for path in self.path.iterdir()] == [".lock"]:
-                shutil.rmtree(self.file(".lock"))
-                self.path.rmdir()
 
     def lock(self) -> AbstractContextManager[None]:
         return lock_folder(self.path, self.path)

@@ -6,7 +6,7 @@ gradient is two matrix products per chunk of images. Several processes have all 
 the gradient of a part of them each.
 """
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,25 @@ HISTORY = 10  # ... and the gradients it remembers
 CHUNK_VALUES = 2**23  # logits computed at a time
 
 
+class Standardised(NamedTuple):
+    """Features (x - mean) · scale, with mean 0 and standard deviation 1/√D."""
+
+    x_ND: Tensor  # float32
+    mean_D: Tensor  # float64, as the scale
+    scale_D: Tensor
+
+
 def normalise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
     """Features with mean 0 and standard deviation 1/√D, as float32 on the device.
 
     Raises:
         InputError: not a matrix, or a value is NaN or infinite.
     """
+    return standardise(features_ND, device).x_ND
+
+
+def standardise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> Standardised:
+    """`normalise`, with what was subtracted and multiplied by."""
     if features_ND.ndim != 2 or 0 in features_ND.shape:
         raise InputError(f"features: expected N × D values, not the shape {features_ND.shape}")
     N, D = features_ND.shape
@@ -42,7 +55,8 @@ def normalise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> Te
     for rows in _chunks(N, D):
         square_D += ((out_ND[rows].double() - mean_D) ** 2).sum(0)
     scale_D = 1 / (((square_D / N).sqrt() + 1e-6) * D**0.5)
-    return out_ND.sub_(mean_D.float()).mul_(scale_D.float())
+    out_ND.sub_(mean_D.float()).mul_(scale_D.float())
+    return Standardised(out_ND, mean_D, scale_D)
 
 
 def assign_folds(
@@ -161,6 +175,41 @@ def out_of_fold(
         distributed.exchange_parts(prob_NC)
     progress(what, STEPS, STEPS)
     return prob_NC
+
+
+@torch.enable_grad()
+def fit_head(
+    features_ND: np.ndarray, targets_NC: Tensor, l2: float, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """One softmax regression on all images: its weights (C,D) and bias (C), for features that are
+    not normalised. The sum of a row of `targets_NC` is the weight of the image."""
+    x_ND, mean_D, scale_D = standardise(features_ND, device)
+    targets_NC = targets_NC.to(device)
+    (N, D), C = x_ND.shape, targets_NC.shape[1]
+    scale = 1 / float(targets_NC.sum().clamp(min=1e-12))
+    parameters = torch.zeros(D + 1, C, device=device, requires_grad=True)
+    optimiser = torch.optim.LBFGS(
+        [parameters], max_iter=STEPS, history_size=HISTORY, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        W, b = parameters[:D], parameters[D]
+        loss = l2 * (W**2).sum()
+        loss.backward()
+        total = float(loss.detach())
+        for rows in _chunks(N, C):
+            log_NC = torch.addmm(b, x_ND[rows], W).log_softmax(1)
+            loss = -(targets_NC[rows] * log_NC).sum() * scale
+            loss.backward()
+            total += float(loss.detach())
+            W, b = parameters[:D], parameters[D]
+        return total
+
+    optimiser.step(closure)
+    W_DC = parameters[:D].detach().double() * scale_D[:, None]
+    bias_C = parameters[D].detach().double() - mean_D @ W_DC
+    return W_DC.T.float(), bias_C.float()
 
 
 def _chunks(rows: int, values_per_row: int, own: slice | None = None) -> list[slice]:

@@ -55,7 +55,7 @@ def audit_seconds(
         startup = time.monotonic() - start
         decoded = _decode_some(images, extractor)
         image = decoded.seconds / (os.cpu_count() or 1) + _compute_time(extractor, decoded)
-        return startup + count * image + _heads_time(count, classes, place)
+        return startup + count * image + heads_seconds(count, classes, place)
 
 
 def _decode_some(images: Sequence[Entry] | Tensor, extractor: Extractor) -> _Decoded:
@@ -84,7 +84,7 @@ def _compute_time(extractor: Extractor, decoded: _Decoded) -> float:
         return (time.monotonic() - start) / (extractor.workers * extractor.batch)
 
 
-def _heads_time(count: int, classes: int, device: torch.device) -> float:
+def heads_seconds(count: int, classes: int, device: torch.device) -> float:
     """Seconds of the cross-validated heads, by the time of a matrix product."""
     a, b = torch.ones(2048, 1280, device=device), torch.ones(1280, 512, device=device)
     (a @ b)[0, 0].item()  # the first one takes longer

@@ -100,4 +100,5 @@ def run(arguments: list[str]) -> None:
         if args.out is None:
             predictions.write_predictions(model, images, output, **options)
         else:
-            predictions.write_predictions_to(args.out, model, images, **options)
+            rows = predictions.write_predictions_to(args.out, model, images, **options)
+            reporter.say(f"{args.out}: {rows:,} prediction{'s' * (rows != 1)}")

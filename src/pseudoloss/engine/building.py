@@ -45,6 +45,7 @@ def build_networks(
             weights=None if resumed else settings.weights,
             precision=choose_precision(settings.precision, device),
         ).to(device)
+        built[role].keep_norms = settings.head_start
     for role in method.ema:
         built[role].requires_grad_(False)
     return built

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pseudoloss import distributed
+from pseudoloss.auditing.timing import heads_seconds
 from pseudoloss.config import EMBEDDED, Settings, scaled_schedule, setting_types
 from pseudoloss.data import Data, ScannedSource
 from pseudoloss.engine.trainer import Trainer
@@ -18,7 +19,9 @@ from pseudoloss.nn.devices import choose_device
 from pseudoloss.presets import Request, fit_to_data
 
 CPU_EPOCHS = 30  # default without a GPU
-CPU_FINETUNE = {"image_size": 128, "epochs": 10}  # defaults for photographs without a GPU
+# Defaults for photographs without a GPU. Full size pays more than epochs with a head start.
+CPU_HEAD_START = {"epochs": 3}
+CPU_FINETUNE = {"image_size": 128, "epochs": 10}  # without a head start
 CPU_FINETUNE_BATCH = 16  # largest batch there: few epochs need many steps
 UNTIMED = 5  # steps on a GPU before others are timed: they include compilation
 TIMED = 5
@@ -44,7 +47,8 @@ def choose_settings(found: Data | ScannedSource, asked: Request) -> Chosen:
             fitting |= {"network": "small-cnn", "epochs": CPU_EPOCHS}
         elif on_cpu and usual.weights == EMBEDDED:
             batch_size = fitting.get("batch_size", usual.batch_size)
-            fitting |= CPU_FINETUNE | {"batch_size": min(batch_size, CPU_FINETUNE_BATCH)}
+            fitting |= CPU_HEAD_START if usual.head_start else CPU_FINETUNE
+            fitting |= {"batch_size": min(batch_size, CPU_FINETUNE_BATCH)}
         if "network" in asked.values:
             fitting.pop("epochs", None)
     elif isinstance(found, Data) and found.preset == Data.preset and asked.preset is None:
@@ -135,6 +139,8 @@ def measure_pace(trainer: Trainer, timed: int = TIMED, limit: float = math.inf) 
     passes = trainer.method.scoring(trainer.settings.epochs - 1).passes
     show("timing a pass over the images", parts * timed, parts * timed)
     one = image * len(trainer.images)
+    if trainer.settings.head_start:
+        startup += one + heads_seconds(len(trainer.images), trainer.classes, trainer.device)
     return Pace(train, passes * one, image * test, startup, one)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_BYTES = 2**30  # with more predictions than fit, only those of the last epoch are used
-POWER = 8  # an epoch counts by this power of its accuracy
+POWER = 8  # an epoch counts by this power of its accuracy on held-out images
 
 
 class History:
@@ -32,7 +32,8 @@ class History:
         self.stored = True
 
     def add(self, accuracy: float | None) -> None:
-        """Add the latest predictions. `accuracy`: of this epoch on test images, in percent."""
+        """Add the latest predictions. `accuracy`: of this epoch on held-out images, in percent, if
+        there are any."""
         weight = 1.0 if accuracy is None else max(accuracy / 100, 0.01) ** POWER
         self.sum_NC += weight * self.latest_NC
         self.weight += weight

@@ -17,6 +17,7 @@ from pseudoloss.data.storage import DeviceImages
 from pseudoloss.engine.health import at_chance
 from pseudoloss.engine.history import History
 from pseudoloss.engine.trainer import Trainer
+from pseudoloss.engine.without_held_out import WIDE, judge
 from pseudoloss.inference.passes import predict, with_rows
 from pseudoloss.labels.table import LabelScores, label_table
 from pseudoloss.methods.label_scores import (
@@ -28,12 +29,10 @@ from pseudoloss.methods.label_scores import (
     probability_wrong,
     weigh,
 )
-from pseudoloss.methods.mixture import fit_two_modes
 
 CHUNK = 2**22  # predictions at a time
 SAMPLE = 2**24  # predictions that flips are counted in
 FEWEST = 20  # held-out images that a noise rate is estimated from
-WIDE = 0.25  # an interval of the noise rate that is wider than this says too little
 
 
 class Predictions(NamedTuple):
@@ -49,8 +48,9 @@ def label_scores(trainer: Trainer) -> tuple[pd.DataFrame, dict[str, Any]]:
     train, given_N = trainer.data.train, trainer.given_N
     held_out, noise, reasons = _held_out(trainer)
     if noise is None:
-        scores = _without_held_out(trainer)
-        rate, low, high = float(scores.p_noisy_N.mean()), 0.0, 1.0
+        judged = judge(trainer, _not_judged(trainer))
+        scores, rate, low, high = judged[:4]
+        reasons = reasons or judged.reasons
     else:
         scores = _scores(trainer, trainer.images, trainer.history, given_N, noise, match=True)
         rate, low, high = noise.rate, noise.low, noise.high
@@ -74,11 +74,10 @@ def label_scores(trainer: Trainer) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def _held_out(trainer: Trainer) -> tuple[ImageSet | None, Noise | None, Sequence[str]]:
     """The held-out images, if any; the noise rate estimated on them, if possible; and why it is not
-    known."""
+    known, if it was estimated or there are too few images."""
     test, images = trainer.data.test, trainer.test_images
     if test is None or images is None or not trainer.data.noisy_test:
-        reason = "no images were held out to estimate it on"
-        return None, None, (reason,)
+        return None, None, ()
     if len(test) < FEWEST:
         return test, None, (f"only {len(test)} images were held out; {FEWEST} are needed",)
     found = list(_predictions(trainer, images, trainer.held_out_history))
@@ -147,15 +146,12 @@ def _scores(
     return _as_arrays(predicted_N, candidate_N, score_N, wrong_N, share_N)
 
 
-def _without_held_out(trainer: Trainer) -> LabelScores:
-    """The two modes of the mean loss say which training labels are wrong."""
+def _not_judged(trainer: Trainer) -> LabelScores:
+    """Scores of the training labels as if each of them were wrong."""
     plain = Noise(0.5, 0.0, 1.0, 1.0, even_flips(trainer.classes).to(trainer.device))
     scores = _scores(trainer, trainer.images, trainer.history, trainer.given_N, plain)
-    loss_N = -torch.from_numpy(scores.label_score_N).clamp(min=1e-30).log()
-    mixture = fit_two_modes(loss_N.float().to(trainer.device))
-    wrong_N = (1 - mixture.low_N).double().cpu().numpy()
     share_N = scores.trust_N / np.maximum(scores.p_noisy_N, 1e-300)
-    return scores._replace(p_noisy_N=wrong_N, trust_N=wrong_N * share_N.clip(max=1))
+    return scores._replace(p_noisy_N=np.ones_like(share_N), trust_N=share_N.clip(max=1))
 
 
 def _as_arrays(

@@ -12,6 +12,7 @@ import pandas as pd
 from pseudoloss import distributed
 from pseudoloss.engine import checkpoint, health, messages
 from pseudoloss.engine.epoch_metrics import epoch_metrics, summarise
+from pseudoloss.engine.head_start import head_start
 from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.engine.loggers import Loggers
 from pseudoloss.engine.resuming import Record, restore
@@ -65,6 +66,9 @@ def fit(
     notice(trainer, record, notices)
     reporter.say(messages.introduction(trainer, record.epochs))
     notice(trainer, record, trainer.method.notices_at_start())
+    if settings.head_start and record.epochs == 0 and record.inside is None:
+        head_start(trainer)
+        distributed.spread(checkpoint.checkpoint_tensors(trainer).values())
     # Without a folder there is nothing to write first, and Ctrl-C stops at once.
     quiet = isinstance(reporter, SilentReporter)
     with nullcontext(Stop()) if folder is None else deferred(quiet) as stop:
@@ -134,7 +138,8 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
     found = epoch_metrics(trainer, epoch)
     clock.append(time.perf_counter())
     accuracy = trainer.validate()
-    trainer.add_predictions(accuracy)
+    # Correct test labels must not decide anything: their accuracy has no say in the label table.
+    trainer.add_predictions(accuracy if trainer.data.noisy_test else None)
     if settings.compare_metrics:
         found["knn_accuracy"] = trainer.knn_accuracy()
     clock.append(time.perf_counter())

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pseudoloss.auditing.timing import heads_seconds
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet, ScannedSource
 from pseudoloss.data.decoding import Reader, UnreadableError
@@ -57,15 +58,20 @@ def training_seconds(
             reading += image * settings.epochs * (PASSES * images + test)
     else:
         data = replace(found, train=_select(found.train, chosen), test=None, noisy_test=False)
-    settings = replace(settings, weights=None)  # as quick, and nothing is downloaded
+    head = settings.head_start
+    # Without weights: as quick, and nothing is downloaded.
+    settings = replace(settings, weights=None, head_start=False)
     with using(choose_device(settings.device)), isolated_torch(), memory_errors(settings):
         start = time.monotonic()
         with Trainer(data, settings, SilentReporter()) as trainer:
             built = time.monotonic() - start
             pace = measure_pace(trainer, TIMED, LIMIT)
             training = pace.of(trainer.method, settings.epochs)
-    tests = settings.epochs * test * pace.predict
-    return reading + built + pace.startup + (training * images + tests) / len(data.train)
+            startup = pace.startup
+            if head:
+                startup += heads_seconds(images, trainer.classes, trainer.device)
+    tests = (settings.epochs * test + head * images) * pace.predict
+    return reading + built + startup + (training * images + tests) / len(data.train)
 
 
 def _read(source: ScannedSource, chosen: Sequence[int], reader: Reader) -> ImageSet:

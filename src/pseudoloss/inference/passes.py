@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pseudoloss.data.storage import ImageParts, chunks
 from pseudoloss.inference.ensemble import AnyNetwork
+from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
 
 PIXELS_AT_ONCE = 2**21  # pixels of a chunk, per channel
@@ -41,6 +42,14 @@ def project(network: AnyNetwork, views: Views, pixels: ImageParts) -> Tensor:
                 for _, images_BCHW, whole in chunks(pixels, images_at_once(views))
             ]
         )
+
+
+@torch.no_grad()
+def backbone_features(network: Network, views: Views, pixels: ImageParts) -> Iterator[Tensor]:
+    """Features of the plain views of one chunk after another, in float32."""
+    with network.frozen():
+        for images_BCHW in pixels.parts(images_at_once(views)):
+            yield network.backbone(views.plain(images_BCHW)).float()
 
 
 def with_rows(chunks: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:

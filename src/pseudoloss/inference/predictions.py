@@ -247,8 +247,9 @@ def write_predictions(
     safe_csv: bool = False,
     limits: Limits = USUAL,
     reporter: Reporter | None = None,
-) -> None:
-    """Write one row per image as soon as its batch is done; report files that cannot be read."""
+) -> int:
+    """Write one row per image as soon as its batch is done, and report files that cannot be read.
+    Returns the number of rows."""
     reporter = reporter or SilentReporter()
     skipped: list[Skipped] = []
     for link in images.skipped:
@@ -277,15 +278,18 @@ def write_predictions(
     count, skipped = len(images.paths) + len(images.skipped), [*images.skipped, *skipped]
     if skipped:
         reporter.notice(f"{len(skipped):,} of {count:,} files cannot be read and are skipped")
+    return count - len(skipped)
 
 
-def write_predictions_to(out: Path, model: "Model", images: FoundImages, **options: Any) -> None:
+def write_predictions_to(out: Path, model: "Model", images: FoundImages, **options: Any) -> int:
     """`write_predictions` to a file, which appears only when it is complete."""
+    rows = 0
 
     def write(draft: Path) -> None:
+        nonlocal rows
         try:
             with draft.open("w", encoding="utf-8", newline="") as file:
-                write_predictions(model, images, file, **options)
+                rows = write_predictions(model, images, file, **options)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
@@ -295,6 +299,7 @@ def write_predictions_to(out: Path, model: "Model", images: FoundImages, **optio
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"--out {out}: cannot be written ({reason})") from None
+    return rows
 
 
 def refuse_if_none(files: int, skipped: Sequence[Skipped]) -> None:

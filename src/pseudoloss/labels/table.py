@@ -13,6 +13,7 @@ from pseudoloss.labels.decisions import ACTIONS as ACTIONS
 from pseudoloss.labels.decisions import decide
 
 TRAIN, HELD_OUT = "train", "held-out"  # values of the column `part`
+DIGITS = ".6g"  # of numbers in labels.csv
 TRUTH = ("true_label", "truth")  # columns
 
 
@@ -90,9 +91,9 @@ def score_rows(
             "suggested_label": names[given],
             "is_label_issue": False,
             "label_score": label_score,
-            "p_noisy": p_noisy,
+            "p_noisy": as_stored(p_noisy),
             "candidate_label": names[candidate],
-            "trust": trust,
+            "trust": as_stored(trust),
             "action": "keep",
         }
     )
@@ -104,11 +105,16 @@ def score_rows(
     return rows
 
 
+def as_stored(values_N: np.ndarray) -> np.ndarray:
+    """Rounded as in labels.csv, so that actions decided from the file are the same."""
+    return np.array([float(f"{value:{DIGITS}}") for value in values_N.tolist()])
+
+
 def write_csv(table: pd.DataFrame, folder: Path) -> None:
     """labels.csv."""
     write_atomically(
         folder / "labels.csv",
-        lambda draft: table.to_csv(draft, index=False, float_format="%.6g"),
+        lambda draft: table.to_csv(draft, index=False, float_format=f"%{DIGITS}"),
     )
 
 

@@ -41,6 +41,7 @@ class Network(nn.Module):
         self.classifier = nn.Linear(features, classes)
         self.projection = nn.Linear(features, projection)
         self.precision = precision
+        self.keep_norms = False  # batch norms use, and keep, their statistics in training too
         self.fused = False  # our own backbones only: compute with `FusedOps` and `FoldedOps`
         self.synced = False  # batch norm over all processes: plain layers in training
         self._folded: FoldedOps | None = None
@@ -63,6 +64,14 @@ class Network(nn.Module):
             heads = (self.classifier, self.projection)
             logits, projected = (ops.linear(head, features).float() for head in heads)
             return logits, projected
+
+    def train(self, mode: bool = True) -> "Network":
+        super().train(mode)
+        if self.keep_norms:
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
 
     def forward_views(self, *views: Tensor, no_grad: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Logits and projection of every view, in one pass if that is faster. The first

@@ -59,7 +59,9 @@ export function picture(id, position, size, alt) {
   return image;
 }
 
-const percent = (value) => (value > 0.99 && value < 1 ? "> 99%" : `${Math.round(100 * value)}%`);
+// A probability, never as certain; as in the report.
+export const likely = (value) =>
+  value > 0.99 ? "> 99%" : value < 0.01 ? "< 1%" : `${Math.round(100 * value)}%`;
 
 // Long names may be broken after _ and -.
 const breakable = (name) => name.split(/(?<=[_-])/).flatMap((piece) => [piece, el("wbr")]);
@@ -89,9 +91,9 @@ export function facts(row, id, size) {
 
 export function scores(row) {
   const items = [];
-  if (row.p_noisy !== null) items.push([`${percent(row.p_noisy)} likely wrong`, "Probability that the given label is wrong", row.p_noisy]);
+  if (row.p_noisy !== null) items.push([`${likely(row.p_noisy)} likely wrong`, "Probability that the given label is wrong", row.p_noisy]);
   if (row.trust !== null && row.suggested !== null) {
-    items.push([`${percent(row.trust)} trust`, "Probability that the suggested label is right", row.trust]);
+    items.push([`${likely(row.trust)} trust`, "Probability that the suggested label is right", row.trust]);
   }
   return el(
     "div",

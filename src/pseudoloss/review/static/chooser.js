@@ -1,6 +1,6 @@
 // Choose a class by typing a part of its name; the search is done by the server.
 
-import { el } from "/cards.js";
+import { el, likely } from "/cards.js";
 import { get } from "/server.js";
 
 const dialog = document.getElementById("chooser");
@@ -56,7 +56,7 @@ function show(text) {
           "span",
           { class: "number" },
           option.probability
-            ? `${Math.round(100 * option.probability)}% likely`
+            ? `${likely(option.probability)} likely`
             : option.images === undefined
               ? ""
               : `${option.images.toLocaleString("en")} images`,

@@ -107,9 +107,11 @@ function showPlace() {
 
 function showProgress(progress) {
   const done = progress.issues - progress.left;
-  $("fill").style.width = `${progress.issues ? (100 * done) / progress.issues : 100}%`;
+  const share = progress.issues ? (100 * done) / progress.issues : 100;
+  $("fill").style.width = `${progress.left ? Math.min(share, 99) : 100}%`; // full only at the end
   $("track").setAttribute("aria-valuemax", progress.issues);
   $("track").setAttribute("aria-valuenow", done);
+  $("track").setAttribute("aria-valuetext", `${number(done)} of ${number(progress.issues)} decided`);
   $("progress-text").textContent = `${number(progress.left)} left of ${number(progress.issues)}`;
   $("track").title = `${number(progress.relabel)} relabelled, ${number(progress.keep)} kept, ${number(progress.junk)} junk, ${number(progress.skip)} skipped`;
 }
