@@ -111,7 +111,8 @@ def tell(text: str) -> None:
     """A line on standard error, from the handler of a signal: printing could be what the signal has
     interrupted."""
     with suppress(OSError):
-        os.write(2, f"\npseudoloss: {text}\n".encode())
+        new_line = "\n" if os.isatty(2) else ""  # after a progress bar
+        os.write(2, f"{new_line}pseudoloss: {text}\n".encode())
 
 
 @contextmanager
