@@ -218,7 +218,7 @@ def same_for_a_run(name: str, before: Any, value: Any) -> bool:
 # Options of `pseudoloss train` that are not settings.
 NO_SETTINGS = (
     *READ_OPTIONS,
-    *("out", "preset", "config", "resume", "minutes", "time", "checkpoint_every", "quiet"),
+    *("out", "preset", "config", "resume", "minutes", "time", "checkpoint_every", "quiet", "log"),
 )
 
 

@@ -114,7 +114,8 @@ def versions(tell: Callable[[str], None]) -> Section:
     for name, module in NEEDED.items():
         found[name] = _version(name)
         try:
-            importlib.import_module(module)
+            loaded = importlib.import_module(module)
+            found[name] = getattr(loaded, "__version__", found[name])  # such as 2.12.1+cu130
         except Exception as error:  # a broken library can raise anything
             tell(
                 f"{name} cannot be imported ({first_line(error)}): install it again, with "
