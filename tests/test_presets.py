@@ -86,6 +86,23 @@ def test_weights_that_suit_the_network(asked, weights):
     assert settings.weights == weights
 
 
+@pytest.mark.parametrize(
+    ("asked", "start", "lr"),
+    [
+        ({}, True, 0.0012),
+        ({"network": "resnet50"}, True, 0.0012),
+        ({"head_start": False}, False, 0.04),
+        ({"head_start": False, "batch_size": 32}, False, 0.02),
+        ({"head_start": False, "lr": 0.3}, False, 0.3),
+        ({"network": "small-cnn"}, False, 0.04),
+        ({"network": "resnet50", "weights": None}, False, 0.04),
+    ],
+)
+def test_a_head_start_needs_weights_and_a_lower_learning_rate(asked, start, lr):
+    settings = request("finetune", None, asked).settings("default")
+    assert (settings.head_start, settings.lr) == (start, lr)
+
+
 def test_presets_of_the_web_datasets():
     for name in ("web-aircraft", "web-bird", "web-car"):
         web = request(name, None, {}).settings("default")

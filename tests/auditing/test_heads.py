@@ -49,6 +49,20 @@ def test_chunks_change_nothing(monkeypatch):
     assert torch.allclose(whole, parts, atol=2e-3)
 
 
+def test_one_head_for_all_images_matches_scikit_learn():
+    """Also with weights, and for features that are not normalised."""
+    features_ND, label_N = blobs()
+    features_ND = features_ND * np.linspace(0.1, 9, 6, dtype=np.float32) + 5
+    weight_N = np.random.default_rng(1).uniform(0.1, 1, len(label_N))
+    targets_NC = torch.eye(3)[label_N] * torch.tensor(weight_N).float()[:, None]
+    l2, x_ND = 1e-2, heads.normalise(features_ND).numpy()
+    weight_CD, bias_C = heads.fit_head(features_ND, targets_NC, l2)
+    model = LogisticRegression(C=1 / (2 * l2 * weight_N.sum()), max_iter=2000, tol=1e-8)
+    model.fit(x_ND, label_N, sample_weight=weight_N)
+    found = (torch.tensor(features_ND) @ weight_CD.T + bias_C).softmax(1)
+    np.testing.assert_allclose(found.numpy(), model.predict_proba(x_ND), atol=2e-3)
+
+
 def test_own_label_has_no_influence():
     features_ND, label_N = blobs()
     x_ND = heads.normalise(features_ND)

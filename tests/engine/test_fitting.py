@@ -86,10 +86,13 @@ def test_photographs_on_a_cpu(tmp_path):
         return chosen.network, chosen.image_size, chosen.epochs, chosen.batch_size, chosen.lr
 
     network = "tf_efficientnet_lite0"
-    assert settings() == (network, 128, 10, 16, pytest.approx(0.01))
-    assert settings(image_size=64, epochs=3) == (network, 64, 3, 16, pytest.approx(0.01))
-    assert settings(batch_size=8, lr=0.5) == (network, 128, 10, 8, 0.5)
-    assert settings(network="resnet18") == ("resnet18", None, 30, 16, pytest.approx(0.01))
+    assert settings() == (network, None, 3, 16, pytest.approx(0.0003))
+    assert settings(image_size=64, epochs=5) == (network, 64, 5, 16, pytest.approx(0.0003))
+    assert settings(batch_size=8, lr=0.5) == (network, None, 3, 8, 0.5)
+    assert settings(network="resnet18") == ("resnet18", None, 30, 16, pytest.approx(0.0003))
+    plain = {"head_start": False}
+    assert settings(**plain) == (network, 128, 10, 16, pytest.approx(0.01))
+    assert settings(image_size=64, **plain) == (network, 64, 10, 16, pytest.approx(0.01))
 
 
 def test_photographs_with_a_network_of_ours_need_no_weights(tmp_path):

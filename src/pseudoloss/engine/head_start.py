@@ -27,7 +27,7 @@ def head_start(trainer: Trainer) -> None:
     scores = self_audit(trainer, features_ND)
     targets_NC = corrected_labels(scores, trainer.given_N.cpu(), trainer.classes)
     for number, role in enumerate(trainer.method.networks):
-        rows_M = _sample(len(features_ND), number, trainer.settings.seed)
+        rows_M = sample_of(len(features_ND), number, trainer.settings.seed)
         weight_CD, bias_C = fit_head(
             features_ND[rows_M], targets_NC[rows_M], scores.details["l2"], audit_device(trainer)
         )
@@ -53,7 +53,7 @@ def corrected_labels(scores: LabelScores, given_N: Tensor, classes: int) -> Tens
     return found_NC
 
 
-def _sample(count: int, number: int, seed: int) -> np.ndarray:
+def sample_of(count: int, number: int, seed: int) -> np.ndarray:
     """All images for the first network, a sample with replacement for its peers."""
     if number == 0:
         return np.arange(count)

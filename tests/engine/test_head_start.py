@@ -1,0 +1,75 @@
+"""A head start: the classifier is fitted to frozen features and audited labels."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import pseudoloss as pl
+from conftest import make_images, make_trainer
+from pseudoloss.config import Settings
+from pseudoloss.data import corrupt
+from pseudoloss.engine.head_start import corrected_labels, head_start, sample_of
+from pseudoloss.errors import InputError
+
+START = {
+    "network": "tf_efficientnet_lite0",
+    "weights": "embedded",
+    "head_start": True,
+    "lr": 1e-4,
+    "epochs": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def started():
+    images, labels = make_images(64, size=32, channels=3)
+    tests = make_images(32, size=32, channels=3, seed=1)
+    data = pl.arrays(images, labels, test_images=tests[0], test_labels=tests[1])
+    data = replace(data, train=corrupt(data.train, "symmetric-exact:0.25", 1))
+    trainer = make_trainer(data, **START)
+    before = trainer.validate()
+    head_start(trainer)
+    return trainer, before
+
+
+def test_the_first_predictions_are_right_although_labels_are_wrong(started):
+    trainer, before = started
+    assert before < 50
+    assert trainer.validate() > 80  # of the labels 75% are right
+
+
+def test_batch_norms_keep_their_statistics_but_weights_are_trained(started):
+    trainer, _ = started
+    backbone = trainer.networks["net"].backbone
+    statistics = {name: values.clone() for name, values in backbone.named_buffers()}
+    weights = [parameter.detach().clone() for parameter in backbone.parameters()]
+    trainer.train_epoch(0)
+    assert all(torch.equal(values, statistics[name]) for name, values in backbone.named_buffers())
+    pairs = zip(weights, backbone.parameters(), strict=True)
+    assert not any(torch.equal(before, after) for before, after in pairs)
+
+
+def test_corrected_labels_weight_the_given_label_and_the_candidate():
+    class Scores:
+        p_noisy_N = np.array([0.1, 0.9, 0.9])
+        trust_N = np.array([0.05, 0.8, 0.1])
+        candidate_N = np.array([1, 2, 0])
+
+    found = corrected_labels(Scores, torch.tensor([0, 0, 1]), 3)
+    expected = [[0.9, 0.05, 0], [0.1, 0, 0.8], [0.1, 0.1, 0]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_peers_learn_from_other_samples_that_the_seed_decides():
+    first, second, third = (sample_of(100, number, seed=1) for number in range(3))
+    assert first.tolist() == list(range(100))
+    assert 40 < len(set(second)) < 85  # with replacement: 63 are expected
+    assert second.tolist() != third.tolist()
+    assert second.tolist() == sample_of(100, 1, seed=1).tolist()
+
+
+def test_without_weights_there_is_nothing_to_start_from():
+    with pytest.raises(InputError, match="--head-start needs --weights"):
+        Settings(head_start=True)
