@@ -1,4 +1,4 @@
-"""What grows with the number of images and classes: memory for each image, and the two-mode mixture.
+"""What grows with the number of images and classes: memory per image, and the two-mode mixture.
 
     python benchmarks/scale.py --values 10000000 100000000 --out benchmarks/results/scale-cpu.json
 
@@ -9,6 +9,7 @@ some images, divided by their number. docs/scale.md computes with both.
 import argparse
 import resource
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,28 @@ CLASSES = (100, 1_000, 10_000)
 
 
 def state_bytes(method: str, classes: int, images: int) -> float:
-    """Bytes of the state for each image. A state that is kept whole in a small dataset is compressed
-    in a large one, so as many images are used as make it large, but without touching memory."""
+    """Bytes of the state for each image. A large dataset keeps less of each, so the state is that
+    of many images, on a device without memory."""
     given_N = torch.zeros(images, dtype=torch.long, device="meta")
     settings = Settings(method=method, epochs=2, warmup=1)
     built = methods.build(settings, torch.zeros(2, dtype=torch.long), classes, False)
     state = built.start(given_N, classes)
     return sum(tensor.nbytes for tensor in tensors_of(state).values()) / images
+
+
+def path_bytes(count: int = 100_000) -> float:
+    """Bytes of Python objects for each image file: its path, its name in tables and its label."""
+    tracemalloc.start()
+    root = Path("/data/train")
+    kept = [
+        (root / f"class{i % 100:05}" / f"image_{i:09}.jpg", f"train/class{i % 100:05}/{i:09}.jpg")
+        for i in range(count)
+    ]
+    for path, _ in kept:
+        str(path)  # is kept by the path
+    found = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
+    return found
 
 
 def fit(count: int) -> dict[str, Any]:
@@ -68,6 +84,7 @@ def main() -> None:
             method: {str(C): state_bytes(method, C, 10**8) for C in CLASSES}
             for method in ("ce", "co-teaching", "pls", "elr")
         },
+        "path_bytes_per_image": path_bytes(),
         "mixture": [fit(count) for count in args.values],
     }
     print(found)
