@@ -118,6 +118,25 @@ def test_a_killed_process_ends_all_and_a_restart_resumes(commands, dataset, tmp_
     assert_same_run(out, whole)
 
 
+def test_a_signal_to_one_process_stops_all_after_the_same_step(commands, dataset, tmp_path):
+    """They write a checkpoint inside the epoch, and resume to the same bits."""
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    arguments = ["train", dataset, *FLAGS, "--epochs=40"]
+    assert commands.run_group(*arguments, "--out", whole)[0] == [0, 0]
+    first, second = commands.start_group(*arguments, "--out", out)
+    deadline = time.monotonic() + 60
+    metrics = out / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert time.monotonic() < deadline, first.output
+        time.sleep(0.01)
+    os.kill(second.pid, signal.SIGTERM)
+    assert [first.wait(), second.wait()] == [143, 143], first.output + second.output
+    assert not (out / "summary.json").exists()
+    codes, outputs = commands.run_group(*arguments, "--out", out, "--resume")
+    assert codes == [0, 0], outputs
+    assert_same_run(out, whole)
+
+
 def test_errors_are_printed_once(commands, dataset, tmp_path):
     for arguments, message in (
         (["train", dataset, *FLAGS, "--batch-size=15"], "use a multiple of 2"),

@@ -73,6 +73,11 @@ def test_links_lead_somewhere(path):
             assert (path.parent / target).exists(), target
 
 
+TORCHRUN = {"--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
+TORCHRUN |= {"--max-restarts"}
+TORCHRUN |= {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task"}  # of SLURM
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_flags_and_presets_in_the_docs_exist(path):
     known = {line.split()[-1] for line in OPTIONS.read_text().splitlines()}
@@ -80,6 +85,7 @@ def test_flags_and_presets_in_the_docs_exist(path):
     known |= {"--seeds", "--work", "--workers", "--plot", "--quick", "--fast", "--record"}
     known |= {"--features-dir", "--data", "--datalab"}
     known |= {"--read", "--strict", "--q", "--logdir"}  # of others: mkdocs, tensorboard, ...
+    known |= TORCHRUN
     if path.name == "CHANGELOG.md":
         known |= {"--guess-norm", "--guess-mode"}  # former names
     for line in path.read_text().splitlines():

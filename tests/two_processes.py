@@ -101,13 +101,17 @@ def assert_near(found, expected, what):
         found[0], expected[0], rtol=1e-4, atol=1e-4, msg=lambda m: f"{what}: {m}"
     )
     for name, tensor in found[1].items():
-        if tensor.dtype in (torch.bool, torch.int32, torch.int64, torch.int16):
-            assert torch.equal(tensor, expected[1][name]), f"{what}: {name}"
+        other = expected[1][name]
+        if not tensor.is_floating_point():
+            assert torch.equal(tensor, other), f"{what}: {name}"
+        elif name.startswith("momentum"):  # an activation that is nearly 0 may change its sign
+            difference = (tensor - other).norm() / other.norm().clamp(min=1e-6)
+            assert difference < 0.02, f"{what}: {name} {difference}"
         else:
             tolerance = 1e-2 if tensor.dtype == torch.bfloat16 else 2e-4
             torch.testing.assert_close(
                 tensor,
-                expected[1][name],
+                other,
                 rtol=tolerance,
                 atol=tolerance,
                 msg=lambda m, name=name: f"{what}: {name}: {m}",

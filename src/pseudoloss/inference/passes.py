@@ -48,8 +48,8 @@ def project(network: AnyNetwork, views: Views, pixels: ImageParts) -> Tensor:
 def backbone_features(network: Network, views: Views, pixels: ImageParts) -> Iterator[Tensor]:
     """Features of the plain views of one chunk after another, in float32."""
     with network.frozen():
-        for images_BCHW in pixels.parts(images_at_once(views)):
-            yield network.backbone(views.plain(images_BCHW)).float()
+        for _, images_BCHW, whole in chunks(pixels, images_at_once(views)):
+            yield whole(network.backbone(views.plain(images_BCHW)).float())
 
 
 def with_rows(chunks: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:

@@ -92,6 +92,10 @@ class Stream:
 class Step:
     """One update: which views each network sees, and the loss of what it makes of them.
 
+    With several processes each calls `show` with a part of the batch, so a view of an image may
+    depend on the image, its random numbers and its partners in `mixes` only; `loss` always gets the
+    whole batch. (A step with several streams shows the whole batch everywhere.)
+
     `show` and `loss` work on tensors of fixed shapes, read nothing back to the host and use no
     random numbers but those of the batch, so that the step can be compiled and captured. `loss` may
     write to the state, in place. A batch holds the images of all streams, one stream after the
