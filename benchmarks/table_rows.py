@@ -55,6 +55,7 @@ def measure(table: Path, options: list[str]) -> dict[str, object]:
         "images": found["train"] + found["test"],
         "seconds": round(seconds, 1),
         "cpu_seconds": round(used, 1),
+        "load": round(os.getloadavg()[0], 1),  # of the machine, which others may use too
         "largest_memory_mib": round(after.ru_maxrss / 1024),  # of this and earlier measurements
     }
 

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from pseudoloss.terminal import one_line
+
 
 class InputError(ValueError):
     """The user's input is wrong: a flag, a file, an array.
@@ -12,6 +14,9 @@ class InputError(ValueError):
     The message is one line that names the flag, file or row and says what was expected. The command
     line prints it and exits with code 2. Nothing has been written at that point.
     """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(one_line(message))  # it holds names of files and classes
 
 
 class BusyError(InputError):

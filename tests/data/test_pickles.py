@@ -145,3 +145,11 @@ def test_incomplete_archives_are_damaged_not_unsafe(tmp_path, form):
             InputError, match=r"is damaged \(it ends too early.*\); they publish it"
         ):
             read_arrays(path, "x", "they publish it")
+
+
+def test_a_place_in_the_memo_takes_no_memory(tmp_path):
+    """The unpickler in C allocates 2³² places for it, which is 32 GiB."""
+    content = b"\x80\x02}r\xfe\xff\xff\x7fX\x01\x00\x00\x00aK\x03s."
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    assert read_arrays(path, "test", "nobody") == {"a": 3}

@@ -1,17 +1,22 @@
 """Predictions with input that is wrong on purpose: models, files and outputs."""
 
+import dataclasses
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pseudoloss.cli import main
 from pseudoloss.errors import InputError
 from pseudoloss.files import write_safetensors
-from pseudoloss.inference.model import load_model
+from pseudoloss.inference.header import FIELDS, checked_fields
+from pseudoloss.inference.model import Description, load_model
 from pseudoloss.runs import open_model
 
 
@@ -176,3 +181,45 @@ def test_experiments_replace_nothing_but_files(tmp_path, capsys):
     options = ("--out", tmp_path, "--file", tmp_path / "link.csv", "--force")
     code, _, err = call("experiments", "table", "selection", *options, capsys=capsys)
     assert (code, "link.csv: is a link" in err) == (2, True)
+
+
+# ------------------------------------------------------------------------------ any header
+
+values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+anything = st.recursive(
+    values, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=2)
+)
+RIGHT = {
+    "network": "small-cnn",
+    "classes": ["a", "b"],
+    "channels": 1,
+    "stored": [8, 8],
+    "size": [8, 8],
+    "mean": [0.5],
+    "std": [0.5],
+    "projection": 4,
+}
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from([*FIELDS, "other"]), anything, max_size=3))
+def test_any_header(changes):
+    """A header is refused in one line, or builds a network."""
+    fields = {}
+    with suppress(ValueError):
+        fields = checked_fields(RIGHT | changes)
+    if not fields:
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):
+            checked_fields(RIGHT | changes)
+        assert changes
+        return
+    found = Description(**fields)
+    assert len(found.mean) == len(found.std) == found.channels
+    assert all(std > 0 for std in found.std)
+    assert len(set(found.classes)) == len(found.classes) > 1
+
+
+def test_fields_are_those_of_a_description():
+    required = {f.name for f in dataclasses.fields(Description) if f.default is dataclasses.MISSING}
+    assert set(FIELDS) == {field.name for field in dataclasses.fields(Description)}
+    assert {name for name, field in FIELDS.items() if field.required} == required

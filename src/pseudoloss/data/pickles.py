@@ -19,6 +19,7 @@ import numpy as np
 from pseudoloss.errors import InputError, reason
 from pseudoloss.files import open_regular, read_npz
 
+LARGEST = 2**30  # bytes of the pickle in a zip archive
 ZIP = b"PK\x03\x04"  # the start of a zip archive; its directory is at the end
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the start of torch's files before they were zip archives
 
@@ -56,6 +57,8 @@ def _from_zip(path: Path, where: str) -> dict[str, Any]:
         inner = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if not inner:
             return dict(read_npz(path))
+        if archive.getinfo(inner[0]).file_size > LARGEST:
+            raise ValueError("its list of arrays is too large")
         return _named(_load(io.BytesIO(archive.read(inner[0]))), path, where)
 
 
@@ -133,7 +136,9 @@ STAND_INS = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """In Python: the one in C allocates as many places as the largest number of a place says."""
+
     def find_class(self, module: str, name: str) -> Any:
         asked = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
         if asked not in STAND_INS:

@@ -16,7 +16,14 @@ import numpy as np
 import pandas as pd
 
 from pseudoloss.data import Reader, ReadOptions, Skipped
-from pseudoloss.data.decoding import USUAL, Entry, Limits, UnreadableError, printable
+from pseudoloss.data.decoding import (
+    USUAL,
+    Entry,
+    Limits,
+    UnreadableError,
+    no_warnings,
+    printable,
+)
 from pseudoloss.data.scanning import Progress, name_of, no_progress
 from pseudoloss.data.sources.folder import LINK, files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
@@ -154,12 +161,14 @@ def _read_ahead(
     waiting: deque[list[Future[np.ndarray | str]]] = deque()
     threads = ThreadPoolExecutor(os.cpu_count())
     try:
-        for start in range(0, len(paths), size):
-            waiting.append([threads.submit(attempt, path) for path in paths[start : start + size]])
-            if len(waiting) == AHEAD:
+        with no_warnings():
+            for start in range(0, len(paths), size):
+                some = paths[start : start + size]
+                waiting.append([threads.submit(attempt, path) for path in some])
+                if len(waiting) == AHEAD:
+                    yield [future.result() for future in waiting.popleft()]
+            while waiting:
                 yield [future.result() for future in waiting.popleft()]
-        while waiting:
-            yield [future.result() for future in waiting.popleft()]
     finally:
         threads.shutdown(cancel_futures=True)
 
