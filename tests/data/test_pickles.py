@@ -153,3 +153,11 @@ def test_a_place_in_the_memo_takes_no_memory(tmp_path):
     path = tmp_path / "batch"
     path.write_bytes(content)
     assert read_arrays(path, "test", "nobody") == {"a": 3}
+
+
+def test_an_array_without_its_content(tmp_path):
+    """It begins one and never says what is in it."""
+    path = tmp_path / "batch"
+    path.write_bytes(b"\x80\x02}X\x01\x00\x00\x00acnumpy\nndarray\n)\x81s.")
+    with pytest.raises(InputError, match="is damaged"):
+        read_arrays(path, "test", "nobody")

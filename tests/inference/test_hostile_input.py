@@ -139,7 +139,7 @@ def test_predict_follows_links_on_request(photo_run, tmp_path, photos, capsys):
     (folder / "link").symlink_to(other)
     code, out, err = call("predict", photo_run, folder, capsys=capsys)
     assert (code, len(out.splitlines())) == (0, 2)
-    assert "link: skipped (a link out of its folder (--follow-links follows it))" in err
+    assert "link: skipped (a link out of its folder; --follow-links follows it)" in err
     assert "1 of 2 files cannot be read" in err
     code, out, err = call("predict", photo_run, folder, "--follow-links", capsys=capsys)
     assert (code, len(out.splitlines()), "skipped" in err) == (0, 3, False)

@@ -39,6 +39,7 @@ def read_arrays(path: Path, where: str, owners: str) -> dict[str, Any]:
             if found == TORCH_MAGIC:
                 _load(file), _load(file)  # the version of torch, and facts about the machine
                 found = _load(file)
+        return _named(found, path, where)
     except InputError:
         raise
     except OSError as error:
@@ -49,7 +50,6 @@ def read_arrays(path: Path, where: str, owners: str) -> dict[str, Any]:
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise InputError(f"{where}: {path} is damaged ({reason(error)}); {owners}") from None
-    return _named(found, path, where)
 
 
 def _from_zip(path: Path, where: str) -> dict[str, Any]:

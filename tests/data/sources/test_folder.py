@@ -77,7 +77,7 @@ def test_links_out_of_a_class_are_skipped_by_default(photos, tmp_path):
         }
         assert {entry.path: entry.reason for entry in found.skipped} == dict.fromkeys(
             ["cat/inner", "cat/link.png", "dog/up"],
-            "a link out of its folder (--follow-links follows it)",
+            "a link out of its folder; --follow-links follows it",
         )
     with pytest.raises(InputError, match=r"cat/inner cannot be read .*--follow-links"):
         find_source(folder, ReadOptions(hold_out=0, strict=True))

@@ -21,7 +21,7 @@ SPLIT_NAMES = {
 }
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_LISTED = 5  # folders that an error names; of more, only the first ones
-LINK = "a link out of its folder (--follow-links follows it)"
+LINK = "a link out of its folder; --follow-links follows it"
 
 
 def folder_splits(root: Path, where: str, follow: bool = False) -> dict[str, LabelledFiles]:
