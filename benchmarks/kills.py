@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file")
     args = parser.parse_args()
     deadline = time.monotonic() + 60 * args.minutes
-    moments, kills, runs = random.Random(args.seed), [], []
+    moments, kills, runs = random.Random(args.seed), [], []  # noqa: S311
     with tempfile.TemporaryDirectory() as work:
         wholes: dict[str, tuple[Path, float, float]] = {}
         while len(kills) < args.kills and time.monotonic() < deadline:
@@ -94,7 +94,7 @@ def leave_alone(work: Path, method: str) -> tuple[Path, float, float]:
 
 
 def kill_at(out: Path, method: str, moment: float | None, name: str) -> dict[str, Any] | None:
-    """Start or resume a run and kill it after some seconds (None: never). None if it ended first."""
+    """Start or resume a run and kill it after some seconds (None: never); None: it ended first."""
     process = subprocess.Popen(command(out, method), stderr=subprocess.PIPE, text=True)
     try:
         _, said = process.communicate(timeout=moment)

@@ -245,24 +245,28 @@ def write_checked(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """A JSON object that `write_checked` wrote, without its checksum; ValueError if damaged."""
-    return without_checksum(read_json(path))
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {reason(error)}") from None
+    return without_checksum(value, path.name)
 
 
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, CHECKSUM: _checksum_of(value)}
 
 
-def without_checksum(value: Any) -> dict[str, Any]:
+def without_checksum(value: Any, name: str = "it") -> dict[str, Any]:
     """A JSON object without its checksum; ValueError if that is wrong. Files of older versions have
     none."""
     if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
+        raise ValueError(f"{name} is not a JSON object")
     content = dict(value)
     found = content.pop(CHECKSUM, None)
     if found is not None and found != _checksum_of(content):
         raise ValueError(
-            "it is not as it was written: its checksum is wrong. If you changed it on purpose, "
-            f'remove "{CHECKSUM}" from it'
+            f"{name} is not as it was written: its checksum is wrong. If you changed it on "
+            f'purpose, remove "{CHECKSUM}" from it'
         )
     return content
 

@@ -78,10 +78,7 @@ def load(path: str | Path, device: str = "cpu") -> Run:
         raise InputError(f"{path}: not a run folder (it has no config.json)")
     folder.refuse_unfinished()
     try:
-        try:
-            summary = _upgrade(read_checked(folder.summary))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{folder.summary.name}: {reason(error)}") from None
+        summary = _upgrade(read_checked(folder.summary))
         labels = read_labels(folder.path)
         rows = summary["images"] + summary.get("held_out", 0)
         if len(labels) != rows:
@@ -128,8 +125,6 @@ def open_model(
     is_run = folder.config.exists()
     if best and not is_run:
         raise InputError(f"--best: {path} is not a run folder, and has only one model")
-    if is_run:
-        folder.refuse_audit()
     if is_run and not folder.finished:
         return _model_so_far(folder, best, choose_device(device), notice)
     file = place if place.is_file() else place / f"{'best' if best else 'model'}.safetensors"

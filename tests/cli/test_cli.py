@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -440,3 +442,54 @@ def test_settings_of_another_method_are_explained(tmp_path, monkeypatch, capsys)
     message = "gamma: a setting of --method pls, not of ce"
     assert_refused([*arguments, "--method", "ce"], message, capsys, tmp_path)
     assert train_parser(None, "ce").parse(["x", "--gamma", "1.5"]).gamma == 1.5
+
+
+# ----------------------------------------------------------------------- signals and full outputs
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["presets"], ["--help"], ["--version"]], ids=str)
+def test_a_full_standard_output_is_one_line(monkeypatch, capsys, arguments):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert err == (
+        "pseudoloss: error: standard output: cannot be read or written (No space left on device)\n"
+    )
+
+
+def test_a_closed_standard_output_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", None)  # as after `>&-`
+    assert main(["presets"]) == 0
+    read, write = os.pipe()
+    os.close(read)  # as after `| head`
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["presets"]) == 0
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_to_predict_is_one_line(tiny_run, photos, monkeypatch, capsys, name, code):
+    from pseudoloss.inference import predictions
+
+    def interrupted(*_, **__):
+        signal.raise_signal(getattr(signal, name))
+
+    monkeypatch.setattr(predictions, "predict_batches", interrupted)
+    assert main(["predict", str(tiny_run.path), str(photos("a.png")), "--quiet"]) == code
+    assert capsys.readouterr().err == "pseudoloss: interrupted; run the same command again\n"
+
+
+@pytest.mark.parametrize("wait", [0.1, 0.5])
+def test_two_signals_while_a_command_starts(tmp_path, wait):
+    """There is no traceback; before Python has loaded the program, a signal ends it as usual."""
+    command = [sys.executable, "-m", "pseudoloss", "train", "digits", "--out", str(tmp_path / "r")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    time.sleep(wait)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (143, -signal.SIGTERM)
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 2

@@ -136,11 +136,14 @@ def make_step(
 
 def finite(outputs: Outputs) -> Outputs:
     """The outputs, with 0 in place of NaN and infinity."""
-    no_grad, with_grad = (
-        [tuple(torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in pair) for pair in pairs]
-        for pairs in outputs
+
+    def mended(t: Tensor) -> Tensor:
+        return torch.nan_to_num(t, 0.0, 0.0, 0.0)
+
+    return Outputs(
+        [(mended(logits), mended(projection)) for logits, projection in outputs.no_grad],
+        [(mended(logits), mended(projection)) for logits, projection in outputs.with_grad],
     )
-    return Outputs(no_grad, with_grad)  # type: ignore[arg-type]
 
 
 def tensors_in(outputs: Outputs) -> list[Tensor]:
