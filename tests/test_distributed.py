@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -85,10 +87,11 @@ def test_files_are_decoded_by_different_processes(commands, tmp_path):
     assert (tmp_path / "two" / "skipped.csv").read_text().count("\n") == 2
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_all_and_a_restart_resumes(commands, dataset, tmp_path):
     """As torchrun --max-restarts does it: the same command again, without --resume."""
     whole, out = tmp_path / "whole", tmp_path / "run"
-    arguments = ["train", dataset, *FLAGS, "--epochs=12"]
+    arguments = ["train", dataset, *FLAGS, "--epochs=8"]
     assert commands.run_group(*arguments, "--out", whole)[0] == [0, 0]
     error_file = tmp_path / "torchrun" / "attempt_0" / "0" / "error.json"
     error_file.parent.mkdir(parents=True)
@@ -137,6 +140,29 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(commands, dataset
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
+def test_torchrun_restarts_killed_processes(dataset, tmp_path):
+    """The real torchrun: its store still has what the first processes wrote."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--max-restarts=1", "-m", "pseudoloss", "train", str(dataset), "--out", str(out)]
+    with subprocess.Popen([*command, *FLAGS, "--epochs=8"], stdout=subprocess.PIPE) as torchrun:
+        try:
+            deadline = time.monotonic() + 120
+            while not (out / "metrics.jsonl").exists():
+                assert time.monotonic() < deadline
+                assert torchrun.poll() is None
+                time.sleep(0.01)
+            children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children")
+            os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
+            output, _ = torchrun.communicate(timeout=120)
+        finally:
+            torchrun.terminate()
+    assert torchrun.returncode == 0
+    assert len(metrics_of(out)) == 8
+    assert "resumed after epoch" in output.decode() or output.count(b"pseudoloss 0") == 2
+
+
 def test_errors_are_printed_once(commands, dataset, tmp_path):
     for arguments, message in (
         (["train", dataset, *FLAGS, "--batch-size=15"], "use a multiple of 2"),
@@ -166,6 +192,7 @@ def test_different_data_are_refused(commands, dataset, npz, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_audit_on_two_processes(commands, photo_folder, tmp_path):
     arguments = ["audit", photo_folder, "--device=cpu", "--no-cache"]
     assert commands.run(*arguments, "--out", tmp_path / "one")[0] == 0

@@ -107,8 +107,9 @@ def _join(device: str) -> None:
     if _store is None:
         _store = next(dist.rendezvous("env://", timeout=TIMEOUT))[0]  # type: ignore[attr-defined]
     _sessions += 1
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store survives
     group: dict[str, Any] = {
-        "store": dist.PrefixStore(f"pseudoloss/{_sessions}", _store),  # type: ignore[attr-defined]
+        "store": dist.PrefixStore(f"pseudoloss/{attempt}/{_sessions}", _store),  # type: ignore[attr-defined]
         "rank": rank(),
         "world_size": int(os.environ["WORLD_SIZE"]),
         "timeout": TIMEOUT,
