@@ -381,6 +381,7 @@ def check_before_training(
 
 def _train(job: Job, minutes: float | None, quiet: bool, log: str) -> bool:
     """Train a job; return whether it is finished."""
+    more: dict[str, Any] = {"log": log} if log else {}
     run = train(
         job.source,
         job.folder.path,
@@ -389,7 +390,7 @@ def _train(job: Job, minutes: float | None, quiet: bool, log: str) -> bool:
         minutes=minutes,
         quiet=quiet,
         seed=job.seed,
-        **({"log": log} if log else {}),
+        **more,
         **job.changes,
     )
     is_finished = run.finished
