@@ -103,7 +103,15 @@ def test_an_interrupted_audit_says_how_to_continue(embeddings, tmp_path, capsys,
 
 
 def test_names_with_spaces_are_quoted(tmp_path):
-    assert f"pseudoloss review '{tmp_path / 'my audit'}'" in next_steps(tmp_path / "my audit")
+    text = next_steps(tmp_path / "my audit", "photos")
+    assert f"pseudoloss review '{tmp_path / 'my audit'}'" in text
+    assert text.endswith("--out fixed.csv")
+
+
+@pytest.mark.parametrize("source", ["hf:name", "wds:shards"])
+def test_images_that_are_not_files_are_copied_to_a_folder(tmp_path, source):
+    """`apply` cannot write a table of them."""
+    assert next_steps(tmp_path, source).endswith("--out fixed --copy")
 
 
 def test_what_is_not_known_is_said(photo_audit):

@@ -349,6 +349,21 @@ def test_a_cell_whose_worker_on_another_machine_is_silent_is_taken_over(
     assert "1 done" in text
 
 
+def test_loggers_are_passed_on(tmp_path, capsys, monkeypatch):
+    found = []
+    fake = fake_training({})
+
+    def train(source, out, *, log, **more):
+        found.append(log)
+        return fake(source, out, **more)
+
+    monkeypatch.setattr(cells, "train", train)
+    monkeypatch.setattr(cells, "read_names", found.append)
+    arguments = ["run", "digits", "--out", tmp_path, "--only", "*-ce", "--seeds", "1"]
+    assert call(*arguments, "--log", "wandb,mlflow", capsys=capsys)[0] == 0
+    assert found == ["wandb,mlflow", "wandb,mlflow"]
+
+
 # ----------------------------------------------------------------------------------- invalid input
 
 

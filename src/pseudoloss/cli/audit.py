@@ -69,23 +69,26 @@ def run(arguments: list[str]) -> None:
             kept = "the same command continues: features are in the cache"
         raise renamed(error, f"interrupted; {kept}") from None
     if distributed.is_main():
-        finish(args.out, args.quiet)
+        finish(args.out, args.quiet, args.source)
 
 
-def finish(folder: Path, quiet: bool) -> None:
+def finish(folder: Path, quiet: bool, source: str) -> None:
     """What follows a finished audit: the report, and what to do next."""
     add_report(folder)
     if not quiet:
-        show(next_steps(folder))
+        show(next_steps(folder, source))
 
 
-def next_steps(folder: Path) -> str:
+def next_steps(folder: Path, source: str) -> str:
     """What to do with a finished audit."""
     place = shlex.quote(str(folder))
+    in_files = not source.startswith(("hf:", "wds:"))
+    fixed = "table:      " if in_files else "folder:     "
+    out = "fixed.csv" if in_files else "fixed --copy"
     return (
         f"Next: look at the images:          open {folder}/report.html in a browser\n"
         f"  or decide image by image:        pseudoloss review {place}\n"
-        f"  or write a corrected table:      pseudoloss apply {place} --out fixed.csv"
+        f"  or write a corrected {fixed}pseudoloss apply {place} --out {out}"
     )
 
 

@@ -99,6 +99,8 @@ def experiments_run(arguments: list[str]) -> None:
         help="only list the cells, their states and the commands that train them",
     )
     add("--quiet", action="store_true", help="print one line per cell, none per epoch")
+    text = "also log metrics to tensorboard, wandb or mlflow; several with commas"
+    add("--log", default="", metavar="NAMES", help=text)
     add(
         "--submit",
         choices=("slurm", "local"),
@@ -141,7 +143,9 @@ def experiments_run(arguments: list[str]) -> None:
         submit(executor, _worker_arguments(args), args.workers, _say)
         return
     try:
-        states = cells.run(jobs, places, minutes=args.minutes, quiet=args.quiet, say=_say)
+        states = cells.run(
+            jobs, places, minutes=args.minutes, quiet=args.quiet, log=args.log, say=_say
+        )
     except KeyboardInterrupt as error:
         raise renamed(error, "interrupted; run the same command to resume") from None
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
@@ -193,6 +197,7 @@ def _worker_arguments(args: argparse.Namespace) -> list[str]:
         found += [name, *values] if values else []
     if args.minutes is not None:
         found += ["--minutes", str(args.minutes)]
+    found += ["--log", args.log] if args.log else []
     return [*found, "--quiet"] if args.quiet else found
 
 

@@ -65,4 +65,6 @@ def run(arguments: list[str]) -> None:
     )
     option = f" --decisions {shlex.quote(str(args.decisions))}" if args.decisions else ""
     out = "fixed.csv" if served.are_files else "fixed.npz"
+    if served.source.startswith(("hf:", "wds:")):
+        out = "fixed --copy"
     show(f"Next: pseudoloss apply {shlex.quote(args.run)}{option} --out {out}")

@@ -27,6 +27,7 @@ from pseudoloss.config import (
     shorten,
 )
 from pseudoloss.data import corruption, pools, sources
+from pseudoloss.engine.loggers import read_names
 from pseudoloss.engine.training import train
 from pseudoloss.errors import BusyError, InputError, TrainingError, name_hint
 from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment
@@ -281,6 +282,7 @@ def run(
     *,
     minutes: float | None = None,
     quiet: bool = False,
+    log: str = "",
     say: Print = print,
 ) -> dict[Job, str]:
     """Train the jobs that are not done, and return the state of every job.
@@ -288,6 +290,7 @@ def run(
     Invalid settings and missing data raise an InputError before anything is trained. A job that
     fails does not stop the others; a TrainingError at the end names all that failed.
     """
+    read_names(log)  # raises an InputError for a logger that is not there
     check_before_training(jobs, places, minutes)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     titles = {job: f"[{number}/{len(jobs)}] {job.name}" for number, job in enumerate(jobs, 1)}
@@ -320,7 +323,7 @@ def run(
             has_trained = True
             say(f"{title}: {'resumes' if state == 'started' else 'starts'} in {job.folder.path}")
             try:
-                is_finished = _train(job, left, quiet)
+                is_finished = _train(job, left, quiet, log)
             except (InputError, TrainingError) as error:
                 # Another process may have started it a moment earlier.
                 is_taken = isinstance(error, BusyError) or (
@@ -376,8 +379,9 @@ def check_before_training(
         job.make_parent_folder()
 
 
-def _train(job: Job, minutes: float | None, quiet: bool) -> bool:
+def _train(job: Job, minutes: float | None, quiet: bool, log: str) -> bool:
     """Train a job; return whether it is finished."""
+    more: dict[str, Any] = {"log": log} if log else {}
     run = train(
         job.source,
         job.folder.path,
@@ -386,6 +390,7 @@ def _train(job: Job, minutes: float | None, quiet: bool) -> bool:
         minutes=minutes,
         quiet=quiet,
         seed=job.seed,
+        **more,
         **job.changes,
     )
     is_finished = run.finished

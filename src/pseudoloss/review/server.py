@@ -37,11 +37,13 @@ class Served:
         decisions: the decisions file.
         progress: numbers of decisions, and of what is left.
         are_files: whether the images are files, so that a table can list them.
+        source: what the labels are of; empty if the data were passed in Python.
     """
 
     decisions: Path
     progress: dict[str, int]
     are_files: bool
+    source: str
 
 
 def serve(
@@ -88,7 +90,8 @@ def serve(
             if browser and _has_display():
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
             uvicorn.Server(config).run(sockets=[listener])
-        return Served(log.path, review.progress(), images.root is not None)
+        source = images.labels.source or ""
+        return Served(log.path, review.progress(), images.root is not None, source)
 
 
 def open_review(labels: LabelSet, log: DecisionLog) -> Review:
