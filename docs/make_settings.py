@@ -57,8 +57,7 @@ WHEN = {
     "network": "small-cnn on a CPU, a larger timm model for more accuracy.",
     "weights": "Photographs: embedded; with another network pretrained, or a file if there is no "
     "internet connection.",
-    "head_start": "On in finetune. Off to train from a new classifier, as without it; on with other "
-    "weights.",
+    "head_start": "On in finetune. Off to train from a new classifier; on with other weights.",
     "projection": "Rarely.",
     "epochs": "More for accuracy, fewer for time; or let `--time` choose.",
     "warmup": "Longer if a notice says that the warm-up ended at chance.",
