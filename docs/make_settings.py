@@ -30,7 +30,8 @@ For your own images some values are chosen to fit the data unless you set them: 
 least eight steps per epoch; the learning rate is scaled with it), the prior of the class balance
 (`given` if one class has twice the images of another), image size and normalisation (those of the
 pretrained network), and for image files on a CPU a small network and 30 epochs instead of
-`preactresnet18`, and 128 pixels, 10 epochs and batches of at most 16 for photographs (`finetune`).
+`preactresnet18`, and 3 epochs and batches of at most 16 for photographs (`finetune`; without
+`--head-start` 10 epochs at 128 pixels).
 This holds for files with any preset and for arrays without one. The run prints what it uses, and
 `config.json` records it.
 
@@ -56,6 +57,7 @@ WHEN = {
     "network": "small-cnn on a CPU, a larger timm model for more accuracy.",
     "weights": "Photographs: embedded; with another network pretrained, or a file if there is no "
     "internet connection.",
+    "head_start": "On in finetune. Off to train from a new classifier; on with other weights.",
     "projection": "Rarely.",
     "epochs": "More for accuracy, fewer for time; or let `--time` choose.",
     "warmup": "Longer if a notice says that the warm-up ended at chance.",

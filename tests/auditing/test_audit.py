@@ -12,11 +12,12 @@ import pseudoloss as pl
 from audits import blobs
 from conftest import make_images, save_images
 from pseudoloss import runs
+from pseudoloss.auditing import audit as audit_module
 from pseudoloss.auditing.audit import METHODS
 from pseudoloss.auditing.folder import AuditFolder, load_audit
 from pseudoloss.cli import audit as command
 from pseudoloss.labels.table import read_labels
-from pseudoloss.runs import open_model
+from pseudoloss.runs import RunFolder, open_model
 
 FILES = {
     "config.json",
@@ -216,7 +217,33 @@ def test_wrong_input_leaves_nothing_behind(tmp_path):
     features[3, 1] = np.nan
     with pytest.raises(pl.InputError, match="row 3"):
         pl.audit(features=features, labels=given, out=tmp_path / "a" / "b", quiet=True)
-    assert not (tmp_path / "a" / "b").exists()
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_empty_folder_stays_as_it_was(tmp_path, monkeypatch):
+    features, given, _ = blobs()
+    features[3, 1] = np.nan
+    with pytest.raises(pl.InputError, match="row 3"):
+        pl.audit(features=features, labels=given, out=tmp_path, quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(audit_module, "find_duplicates", interrupted)
+    for out in (tmp_path, tmp_path / "new"):
+        with pytest.raises(KeyboardInterrupt):
+            pl.audit(features=np.nan_to_num(features), labels=given, out=out, quiet=True)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_a_kill_left_is_no_obstacle(tmp_path):
+    features, given, _ = blobs()
+    for name in ("audit", "run"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".lock").touch()
+    RunFolder(tmp_path / "run").refuse_if_taken()
+    assert pl.audit(features=features, labels=given, out=tmp_path / "audit", quiet=True).path
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):

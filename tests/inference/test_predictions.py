@@ -170,7 +170,8 @@ def test_probabilities_add_one_column_per_class(photo_run, photo_folder, model, 
 def test_jsonl_output(photo_run, photo_folder, model, tmp_path, capsys):
     options = ["--probabilities", "--top", "2", "--out", tmp_path / "x.jsonl"]
     code, out, err = call("predict", photo_run, photo_folder / "test", *options, capsys=capsys)
-    assert (code, out, err) == (0, "", "")
+    assert (code, out) == (0, "")
+    assert f"{tmp_path / 'x.jsonl'}: 12 predictions" in err.replace("\n", "")
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert len(lines) == 12
     for line in lines:
@@ -207,7 +208,9 @@ def test_file_is_overwritten_only_with_force(photo_run, photo_folder, tmp_path, 
     assert code == 2
     assert f"--out {out}: exists already; add --force to overwrite it" in err
     assert out.read_text() == "mine"
-    assert call(*arguments, "--force", capsys=capsys)[0] == 0
+    code, printed, err = call(*arguments, "--force", capsys=capsys)
+    assert (code, printed) == (0, "")
+    assert f"{out}: 12 predictions" in err.replace("\n", "")
     assert len(pd.read_csv(out)) == 12
     assert list(tmp_path.iterdir()) == [out]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pseudoloss.data import OUT, arrays
+from pseudoloss.labels.decisions import decide
 from pseudoloss.labels.table import (
     ACTIONS,
     LabelScores,
@@ -54,6 +55,18 @@ def scored():
         trust_N=np.array([0.01, 0.5, 0.49, 0.48]),
     )
     return images, scores
+
+
+def test_actions_are_those_that_the_file_gives(scored, tmp_path):
+    """A score just below a threshold is rounded to it in the file."""
+    images, scores = scored
+    doubt = np.array([0.01, 0.99, 0.49999999, 0.5])
+    trust = np.array([0.01, 0.49999999, 0.4, 0.5])
+    table = label_table(images, scores._replace(p_noisy_N=doubt, trust_N=trust))
+    write_labels(table, tmp_path)
+    again = decide(read_labels(tmp_path))
+    assert again["action"].tolist() == table["action"].tolist()
+    assert table["action"].tolist() == ["keep", "relabel", "review", "relabel"]
 
 
 def test_one_row_per_image(scored):
