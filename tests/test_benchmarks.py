@@ -17,6 +17,7 @@ import torch
 from conftest import make_images
 from pseudoloss import cli
 from pseudoloss.engine import feed
+from pseudoloss.files import from_safetensors, write_safetensors
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -278,3 +279,23 @@ def test_the_label_table_of_train_is_measured(run, tmp_path):
     assert list(case["ways"]) == ["flags", "final", "mean", "held-out final", "held-out"]
     again, _ = run("train_table", *arguments)  # from the predictions that were kept
     assert again["cases"] == first["cases"]
+
+
+# -------------------------------------------------------------------------------------- kills.py
+
+
+def test_kills_compares_every_file(program, finished, tmp_path):
+    kills = program("kills")
+    other = shutil.copytree(finished, tmp_path / "other")
+    assert kills.differences(finished, other) == []
+    assert kills.state_of(other) == "finished"
+    for name in ("labels.csv", "metrics.jsonl"):
+        text = (other / name).read_text()
+        (other / name).write_text(text.replace("1", "2", 9))
+    tensors, record = from_safetensors(other / "checkpoint" / "last.safetensors")
+    tensors["state.loss_N"] += 1
+    write_safetensors(other / "checkpoint" / "last.safetensors", tensors, record)
+    found = kills.differences(finished, other)
+    assert found == ["labels.csv", "last.safetensors", "metrics.jsonl"]
+    (other / "summary.json").unlink()
+    assert kills.state_of(other) == "an epoch"
