@@ -143,13 +143,15 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(commands, dataset
 @pytest.mark.slow
 def test_torchrun_restarts_killed_processes(dataset, tmp_path):
     """The real torchrun: its store still has what the first processes wrote."""
+    if not Path("/proc/self/task").exists():
+        pytest.skip("needs /proc to find the processes of torchrun")
     out = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += ["--max-restarts=1", "-m", "pseudoloss", "train", str(dataset), "--out", str(out)]
-    with subprocess.Popen([*command, *FLAGS, "--epochs=8"], stdout=subprocess.PIPE) as torchrun:
+    with subprocess.Popen([*command, *FLAGS, "--epochs=20"], stdout=subprocess.PIPE) as torchrun:
         try:
             deadline = time.monotonic() + 120
-            while not (out / "metrics.jsonl").exists():
+            while not (out / "checkpoint" / "last.safetensors").exists():
                 assert time.monotonic() < deadline
                 assert torchrun.poll() is None
                 time.sleep(0.01)
@@ -159,8 +161,8 @@ def test_torchrun_restarts_killed_processes(dataset, tmp_path):
         finally:
             torchrun.terminate()
     assert torchrun.returncode == 0
-    assert len(metrics_of(out)) == 8
-    assert "resumed after epoch" in output.decode() or output.count(b"pseudoloss 0") == 2
+    assert len(metrics_of(out)) == 20
+    assert "resumed after epoch" in output.decode()
 
 
 def test_errors_are_printed_once(commands, dataset, tmp_path):
