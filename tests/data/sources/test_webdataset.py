@@ -4,13 +4,10 @@ import io
 import json
 import shutil
 import tarfile
-from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 import pseudoloss as pl
@@ -22,7 +19,6 @@ from pseudoloss.data.sources import open_files
 from pseudoloss.data.sources import webdataset as module
 from pseudoloss.data.sources.webdataset import (
     expand_braces,
-    shard_ranks,
     unlabelled_images,
     webdataset,
 )
@@ -376,29 +372,6 @@ def test_without_a_place_for_lists(tmp_path, monkeypatch):
     monkeypatch.setenv("PSEUDOLOSS_CACHE", str(tmp_path / "file"))
     path = write_shard(tmp_path / "0.tar", samples(make_images(4)[0], "0101"))
     assert len(all_of(str(path))["train"]) == 4
-
-
-# --------------------------------------------------------------------------------------- ranks
-
-
-@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 9))
-def test_every_shard_has_one_rank_and_the_load_is_even(images, world_size):
-    ranks = shard_ranks(images, world_size)
-    assert len(ranks) == len(images)
-    load = Counter()
-    for rank, count in zip(ranks.tolist(), images, strict=True):
-        assert 0 <= rank < world_size
-        load[rank] += count
-    # Of the largest-first rule: no rank has more than the mean and one shard.
-    assert max(load.values(), default=0) <= sum(images) / world_size + max(images, default=0)
-
-
-def test_the_images_of_a_shard_have_one_rank(shards):
-    images = webdataset(str(shards)).splits["train"].paths
-    ranks = images.ranks(3)
-    assert {len(set(ranks[16 * k : 16 * k + 16])) for k in range(4)} == {1}
-    assert sorted(Counter(ranks.tolist()).values()) == [16, 16, 32]
-    assert images.select([0, 17, 63]).ranks(64).tolist() == [0, 1, 2]
 
 
 # ------------------------------------------------------------------------- all of the commands

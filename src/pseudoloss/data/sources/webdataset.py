@@ -100,21 +100,6 @@ class ShardImages(Sequence[Item]):
             tuple(self.names[i] for i in chosen),
         )
 
-    def ranks(self, world_size: int) -> np.ndarray:
-        """Which process decodes each image, so that a shard is read by one of them."""
-        counts = np.bincount(self.shard_N, minlength=len(self.archives))
-        return np.asarray(shard_ranks(counts.tolist(), world_size)[self.shard_N])
-
-
-def shard_ranks(images: Sequence[int], world_size: int) -> np.ndarray:
-    """The process that reads each shard, given the number of images in each: the largest shard
-    first, always to the process with the fewest images so far."""
-    load, ranks = [0] * world_size, np.zeros(len(images), dtype=np.int64)
-    for shard in sorted(range(len(images)), key=lambda shard: -images[shard]):
-        ranks[shard] = min(range(world_size), key=load.__getitem__)
-        load[ranks[shard]] += images[shard]
-    return ranks
-
 
 # ----------------------------------------------------------------------------------- the source
 
