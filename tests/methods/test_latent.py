@@ -226,11 +226,28 @@ def test_a_second_round_keeps_the_rates():
     first = fit_latent_labels(log_NC, given_N)
     again = with_new_predictions(first, torch.log_softmax(log_NC * 0.5, 1), given_N)
     assert again.weights == first.weights
+    assert again.confusions == first.confusions
     for one, other in zip(again.models, first.models, strict=True):
         for name in ("random", "classes", "images", "sharpness"):
             assert getattr(one, name) == getattr(other, name)
     assert math.exp(again.noise.a) == pytest.approx(0.5 * math.exp(first.noise.a), rel=0.2)
     assert again.rate == pytest.approx(first.rate, abs=0.02)
+
+
+def test_a_second_round_remembers_which_classes_were_swapped():
+    """The first predictions follow swaps of each class to the next; better ones show none."""
+    random, true = np.random.default_rng(0), np.arange(1200) % 6
+    given_N = torch.from_numpy(np.where(random.random(1200) < 0.2, (true + 1) % 6, true))
+    right = np.full((1200, 6), 0.01)
+    right[np.arange(1200), true] = 0.95
+    log_NC = torch.tensor(np.log(right), dtype=torch.float32)
+    next_CC = torch.eye(6).roll(1, 1)
+    labels = latent._Labels(log_NC, given_N)
+    first = latent._judge(labels, [Noise(0.0, 0.0, 0.0, 0.2)], [1.0], [next_CC])
+    again = with_new_predictions(first, log_NC, given_N)
+    wrong_N = 1 - again.posterior_NC.gather(1, given_N[:, None])[:, 0].numpy() >= 0.5
+    assert (wrong_N == (given_N.numpy() != true)).all()
+    assert again.rate == pytest.approx((given_N.numpy() != true).mean(), abs=0.02)
 
 
 def test_the_result_does_not_depend_on_the_chunks(monkeypatch):

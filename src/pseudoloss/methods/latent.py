@@ -86,6 +86,7 @@ class LatentFit:
     accuracy: float  # expected accuracy of the predictions, with respect to the true classes
     models: tuple[Noise, ...]  # the first is without image confusion
     weights: tuple[float, ...]  # of the models; they sum to 1
+    confusions: tuple[Tensor, ...]  # K of the models (C,C)
 
     @property
     def noise(self) -> Noise:
@@ -132,26 +133,26 @@ def fit_latent_labels(log_prob_NC: Tensor, given_N: Tensor, seed: int = 1) -> La
 def with_new_predictions(
     fit: LatentFit, log_prob_NC: Tensor, given_N: Tensor, seed: int = 1
 ) -> LatentFit:
-    """Judge the same labels by better predictions. The labels are as noisy as before, so only the
-    temperature is fitted again."""
+    """Judge the same labels by better predictions. The labels are as noisy as before, in the same
+    way, so rates and K stay, and only the temperature is fitted again."""
     labels, sample = _Labels(log_prob_NC, given_N), _sample(log_prob_NC, given_N, seed)
     if log_prob_NC.shape[1] == 2:
         a = math.log(two_class_temperature(log_prob_NC, given_N))
-        return _judge(labels, [replace(fit.models[0], a=a)], [1.0])
+        return _judge(labels, [replace(fit.models[0], a=a)], [1.0], fit.confusions)
     models: list[Noise] = []
-    for noise in fit.models:
+    for noise, K_CC in zip(fit.models, fit.confusions, strict=True):
         start = models[0] if models else None
-        models.append(_search(partial(_with_likelihood, sample), noise, start))
-    return _judge(labels, models, fit.weights)
+        models.append(_search(partial(_with_likelihood, sample, K_CC=K_CC), noise, start))
+    return _judge(labels, models, fit.weights, fit.confusions)
 
 
 def pseudo_labels(fit: LatentFit, log_prob_NC: Tensor, given_N: Tensor) -> Tensor:
     """What heads are trained on in the next round: the posterior, but a label that only image
     confusion contradicts stays (N,C)."""
     labels, pseudo_NC = _Labels(log_prob_NC, given_N), torch.zeros_like(fit.posterior_NC)
-    for noise, weight in zip(fit.models, fit.weights, strict=True):
+    for noise, weight, K_CC in zip(fit.models, fit.weights, fit.confusions, strict=True):
         if weight > 0:
-            _add_posterior(labels, noise, weight, pseudo_NC, keep_confused=True)
+            _add_posterior(labels, noise, K_CC, weight, pseudo_NC, keep_confused=True)
     return pseudo_NC / pseudo_NC.sum(1, keepdim=True)
 
 
@@ -167,23 +168,28 @@ def _weights(log_likelihoods: Sequence[float], images: int) -> list[float]:
     return torch.tensor(evidence, dtype=torch.float64).softmax(0).tolist()
 
 
-def _judge(labels: "_Labels", models: Sequence[Noise], weights: Sequence[float]) -> LatentFit:
+def _judge(
+    labels: "_Labels",
+    models: Sequence[Noise],
+    weights: Sequence[float],
+    confusions: Sequence[Tensor] | None = None,
+) -> LatentFit:
+    confusions = confusions or [labels.confusion(noise) for noise in models]
     log_prob_NC, given_N = labels.log_prob_NC, labels.given_N
     posterior_NC = torch.zeros_like(log_prob_NC, dtype=torch.float32)
     odds_2N = torch.zeros(2, len(given_N), dtype=torch.float64, device=given_N.device)
     parts = torch.zeros(3, dtype=torch.float64)
     weights = [weight if weight > NEGLIGIBLE else 0.0 for weight in weights]
     weights = [weight / sum(weights) for weight in weights]
-    for noise, weight in zip(models, weights, strict=True):
+    for noise, weight, K_CC in zip(models, weights, confusions, strict=True):
         if weight > 0:
-            parts += weight * _add_posterior(labels, noise, weight, posterior_NC)
-            _add_doubt(labels, noise, weight, odds_2N)
+            parts += weight * _add_posterior(labels, noise, K_CC, weight, posterior_NC)
+            _add_doubt(labels, noise, K_CC, weight, odds_2N)
     posterior_NC /= posterior_NC.sum(1, keepdim=True)
     rate, confused, accuracy = parts.tolist()
     wrong_N, right_N = odds_2N.clamp(min=1e-30).log()
-    return LatentFit(
-        posterior_NC, wrong_N - right_N, rate, confused, accuracy, tuple(models), tuple(weights)
-    )
+    fitted = tuple(models), tuple(weights), tuple(confusions)
+    return LatentFit(posterior_NC, wrong_N - right_N, rate, confused, accuracy, *fitted)
 
 
 # ----------------------------------------------------------------------------- the mathematics
@@ -352,8 +358,8 @@ class _Labels:
             together_CC += q_NC.T @ q_NC
         return class_confusion(together_CC)
 
-    def likelihoods(self, noise: Noise) -> Likelihoods:
-        K_CC = self.confusion(noise)
+    def likelihoods(self, noise: Noise, K_CC: Tensor | None = None) -> Likelihoods:
+        K_CC = self.confusion(noise) if K_CC is None else K_CC
         found = [
             likelihoods(
                 tempered(self.log_prob_NC[rows], noise.a, noise.b),
@@ -390,8 +396,8 @@ def _with_confusion(labels: _Labels, sharpness: float, noise: Noise) -> Noise:
     return _with_rates(labels, replace(noise, images=0.2, sharpness=sharpness))
 
 
-def _with_likelihood(labels: _Labels, noise: Noise) -> Noise:
-    return estimate_rates(labels.likelihoods(noise), noise, steps=0)
+def _with_likelihood(labels: _Labels, noise: Noise, K_CC: Tensor | None = None) -> Noise:
+    return estimate_rates(labels.likelihoods(noise, K_CC), noise, steps=0)
 
 
 def _search(
@@ -446,11 +452,16 @@ def _posterior(q_NC: Tensor, given_N: Tensor, K_CC: Tensor, noise: Noise) -> tup
 
 
 def _add_posterior(
-    labels: _Labels, noise: Noise, share: float, posterior_NC: Tensor, keep_confused: bool = False
+    labels: _Labels,
+    noise: Noise,
+    K_CC: Tensor,
+    share: float,
+    posterior_NC: Tensor,
+    keep_confused: bool = False,
 ) -> Tensor:
     """Add a share of the posterior; return the expected shares of wrong labels, of those by image
     confusion, and of right predictions. `keep_confused`: image confusion counts as right."""
-    K_CC, sums = labels.confusion(noise), torch.zeros(3, dtype=torch.float64)
+    sums = torch.zeros(3, dtype=torch.float64)
     for rows in labels.chunks():
         y_N = labels.given_N[rows]
         q_NC = tempered(labels.log_prob_NC[rows], noise.a, noise.b)
@@ -467,14 +478,13 @@ def _add_posterior(
     return sums / len(labels.given_N)
 
 
-def _add_doubt(labels: _Labels, noise: Noise, share: float, doubt_2N: Tensor) -> None:
+def _add_doubt(labels: _Labels, noise: Noise, K_CC: Tensor, share: float, doubt_2N: Tensor) -> None:
     """Add a share of the probabilities that a label is wrong and right, with rates that are never
     0, so that labels can be sorted even where the fitted rates are 0."""
     random, classes = (
         max(rate, floor) for rate, floor in zip((noise.random, noise.classes), FLOORS, strict=True)
     )
     noise = replace(noise, random=random, classes=classes)
-    K_CC = labels.confusion(noise)
     for rows in labels.chunks():
         y_N = labels.given_N[rows]
         q_NC = tempered(labels.log_prob_NC[rows], noise.a, noise.b)
