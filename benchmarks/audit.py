@@ -14,8 +14,7 @@ birdstest-lite0, birdstest-labels, cifar100test-lite0-96, cifar100test-labels. L
   others (people2).
 
 cleanlab gets the out-of-fold predictions of our heads, and Datalab the features. Labels are applied
-by the default thresholds: p_noisy and trust at least 0.5; for cleanlab, every flagged label.
-f1_of_said: F1 of the labels with the lowest label_score, as many as are estimated to be wrong.
+by the default thresholds; for cleanlab, every flagged label.
 """
 
 import argparse
@@ -33,6 +32,7 @@ import torch
 import machine
 from pseudoloss.auditing.heads import assign_folds, normalise, out_of_fold
 from pseudoloss.auditing.scoring import score_labels
+from pseudoloss.labels.decisions import MIN_TRUST, best_threshold
 
 LINES = {
     "birds": [
@@ -136,15 +136,14 @@ def run_ours(
     start = time.time()
     scores = score_labels(features_ND, given_N, classes, **options)
     seconds = time.time() - start
-    flagged_N = scores.p_noisy_N >= 0.5
-    applied_N = flagged_N & (scores.trust_N >= 0.5)
+    threshold = best_threshold(scores.p_noisy_N)
+    flagged_N = scores.p_noisy_N >= threshold
+    applied_N = flagged_N & (scores.trust_N >= MIN_TRUST)
     noise = scores.noise
-    wrong_N, said = given_N != true_N, round(noise.rate * len(given_N))
-    found = int(wrong_N[np.argsort(scores.label_score_N, kind="stable")[:said]].sum())
     row = measure(
         given_N, true_N, -scores.label_score_N, flagged_N, scores.candidate_N, applied_N
     ) | {
-        "f1_of_said": 2 * found / max(1, said + int(wrong_N.sum())),
+        "threshold": threshold,
         "rate": noise.rate,
         "low": noise.low,
         "high": noise.high,

@@ -46,7 +46,7 @@ from pseudoloss.data.scanning import limits_of, refuse_unreadable
 from pseudoloss.data.sources import FILE_OPTIONS, Source, absolute, refuse_inside
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.files import as_path, at_home
-from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, decide
+from pseudoloss.labels.decisions import MIN_TRUST, decide
 from pseudoloss.labels.table import score_rows
 from pseudoloss.nn.devices import choose_device, device_name, using
 from pseudoloss.progress import Reporter, SilentReporter, TerminalReporter
@@ -71,7 +71,7 @@ def audit(
     folds: int = 5,
     seed: int = 1,
     device: str = "auto",
-    threshold: float = THRESHOLD,
+    threshold: float | None = None,
     min_trust: float = MIN_TRUST,
     corrupt: str | None = None,
     cache: bool = True,
@@ -94,7 +94,8 @@ def audit(
         folds: of the cross-validation.
         seed: of the folds and of `corrupt`.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
-        threshold: a label is flagged if its probability of being wrong is at least this.
+        threshold: a label is flagged if its probability of being wrong is at least this. None: the
+            one with the highest expected F1, from 0.2 to 0.5.
         min_trust: a suggestion becomes a new label from this probability of being right on.
         corrupt: label noise for experiments, such as "symmetric:0.2", in the training split.
         cache: look up and keep features in the cache.
@@ -170,6 +171,8 @@ def _check(settings: dict[str, Any], reading: dict[str, Any]) -> None:
         raise InputError(f"--folds must be at most {MAX_FOLDS}, not {settings['folds']}")
     for name in ("threshold", "min_trust"):
         value = settings[name]
+        if value is None and name == "threshold":
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise InputError(f"--{name.replace('_', '-')} must be from 0 to 1, not {value!r}")
     for name in reading:

@@ -10,7 +10,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from pseudoloss.auditing.audit import Method, audit
 from pseudoloss.errors import InputError
-from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD
+from pseudoloss.labels.decisions import MIN_TRUST
 
 LABELS = ("given_label", "predicted_label", "suggested_label", "candidate_label")
 
@@ -21,7 +21,8 @@ class LabelAudit(BaseEstimator):  # type: ignore[misc]
     Args:
         method: "latent", the latent-label model; or "two-mixtures", as pseudo-loss selection.
         folds: of the cross-validation.
-        threshold: a label is flagged if its probability of being wrong is at least this.
+        threshold: a label is flagged if its probability of being wrong is at least this; None: the
+            one with the highest expected F1, from 0.2 to 0.5.
         min_trust: a suggestion becomes a new label from this probability of being right on.
         seed: of the folds.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
@@ -49,7 +50,7 @@ class LabelAudit(BaseEstimator):  # type: ignore[misc]
         *,
         method: Method = "latent",
         folds: int = 5,
-        threshold: float = THRESHOLD,
+        threshold: float | None = None,
         min_trust: float = MIN_TRUST,
         seed: int = 1,
         device: str = "auto",

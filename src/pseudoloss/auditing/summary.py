@@ -11,7 +11,7 @@ from pseudoloss.auditing.images import AuditImages
 from pseudoloss.auditing.neighbours import Duplicates
 from pseudoloss.auditing.outliers import OUTLIER
 from pseudoloss.auditing.scoring import LabelScores
-from pseudoloss.labels.decisions import ACTIONS
+from pseudoloss.labels.decisions import ACTIONS, best_threshold
 from pseudoloss.scores import auc, calibration
 
 PAIRS = 20  # confused pairs and similar classes that are listed
@@ -37,7 +37,7 @@ def summarise(
         "classes": len(names),
         "method": settings["method"],
         "seed": settings["seed"],
-        "threshold": settings["threshold"],
+        "threshold": _threshold(table, settings["threshold"]),
         "min_trust": settings["min_trust"],
         "estimated_noise": noise_json(scores.noise, names),
         "actions": {action: int(actions.get(action, 0)) for action in ACTIONS},
@@ -69,6 +69,11 @@ def noise_json(noise: NoiseEstimate, names: tuple[str, ...]) -> dict[str, Any]:
             )
         },
     }
+
+
+def _threshold(table: pd.DataFrame, given: float | None) -> float:
+    """The one that was used."""
+    return best_threshold(table["p_noisy"].to_numpy(dtype=float)) if given is None else given
 
 
 def _confused_pairs(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -130,7 +130,8 @@ def audit_parser() -> Parser:
         type=number,
         default=argparse.SUPPRESS,
         metavar="X",
-        help="flag a label if its probability of being wrong is at least X (default: 0.5)",
+        help="flag a label if its probability of being wrong is at least X (default: that with the "
+        "highest expected F1, from 0.2 to 0.5)",
     )
     add(
         "--min-trust",

@@ -102,7 +102,11 @@ def run(arguments: list[str]) -> None:
 def add_thresholds(parser: Parser) -> None:
     """Add the options that decide actions."""
     for name, text in (
-        ("--threshold", "flag a label if p_noisy is at least X (default: 0.5)"),
+        (
+            "--threshold",
+            "flag a label if p_noisy is at least X (default: that with the highest expected F1, "
+            "from 0.2 to 0.5)",
+        ),
         ("--min-trust", "an issue is relabelled from this trust on (default: 0.5)"),
     ):
         parser.add_argument(name, type=number, metavar="X", help=text)

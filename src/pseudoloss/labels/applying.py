@@ -71,7 +71,7 @@ def apply(
         out: what to write, must not exist: a table (`.csv`, `.parquet`), a folder of links to the
             images with one folder per class, or, for a source of arrays, an `.npz` file.
         decisions: the decisions of people; by default decisions.jsonl in `run`, if it exists.
-        threshold: a label is flagged if `p_noisy` is at least this.
+        threshold: a label is flagged if `p_noisy` is at least this; None: as in the label table.
         min_trust: an issue is relabelled from this `trust` on.
         drop: "review" also leaves out images whose label is doubtful and was not decided.
         reviewed_only: change only what people decided.

@@ -12,18 +12,36 @@ import pandas as pd
 from pseudoloss.errors import InputError
 
 ACTIONS = ("keep", "relabel", "review")
-THRESHOLD = 0.5  # a label is flagged if its probability of being wrong is at least this
+LOWEST, HIGHEST = 0.2, 0.5  # thresholds that are chosen
 MIN_TRUST = 0.5  # a suggestion becomes a new label from this probability of being right on
 
 
+def best_threshold(p_noisy_N: np.ndarray) -> float:
+    """The threshold that flags wrong labels with the highest expected F1.
+
+    If `p_noisy` is calibrated, the k most doubtful labels are expected to hold the sum of their
+    `p_noisy` of the wrong ones. Where wrong labels are easy to tell, the best threshold is nearly
+    0.5; where they are not, it is lower, or most of them would not be found.
+    """
+    sorted_N = np.sort(p_noisy_N[~np.isnan(p_noisy_N)])[::-1]
+    if not sorted_N.sum() > 0:
+        return HIGHEST
+    counts_N = np.arange(1, len(sorted_N) + 1)
+    f1_N = 2 * sorted_N.cumsum() / (counts_N + sorted_N.sum())
+    return float(np.clip(sorted_N[f1_N.argmax()], LOWEST, HIGHEST))
+
+
 def decide(
-    table: pd.DataFrame, threshold: float = THRESHOLD, min_trust: float = MIN_TRUST
+    table: pd.DataFrame, threshold: float | None = None, min_trust: float = MIN_TRUST
 ) -> pd.DataFrame:
     """The table with `is_label_issue`, `action` and `suggested_label` decided from its scores.
 
-    A label is an issue if `p_noisy` is at least `threshold`. `relabel`: the candidate is trusted,
-    with at least `min_trust`; `review`: it is not (often the image belongs to no class).
+    A label is an issue if `p_noisy` is at least `threshold` (None: the best one). `relabel`: the
+    candidate is trusted, with at least `min_trust`; `review`: it is not (often the image belongs to
+    no class).
     """
+    if threshold is None:
+        threshold = best_threshold(table["p_noisy"].to_numpy(dtype=float))
     for flag, value in (("--threshold", threshold), ("--min-trust", min_trust)):
         if not 0 <= value <= 1:
             raise InputError(f"{flag} must be from 0 to 1, not {value:g}")

@@ -12,7 +12,7 @@ from pandas.api.types import is_integer_dtype
 from pseudoloss.data.images import in_order
 from pseudoloss.errors import InputError, reason
 from pseudoloss.files import as_path, read_checked
-from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, decide
+from pseudoloss.labels.decisions import decide
 from pseudoloss.labels.table import read_labels
 
 NEEDED = ("index", "part", "given_label", "predicted_label", "label_score", "p_noisy", "trust")
@@ -72,11 +72,9 @@ class LabelSet:
         its actions if there is no argument at all.
         """
         if self.calibrated or threshold is not None:
-            usual = {"threshold": THRESHOLD, "min_trust": MIN_TRUST} | self._thresholds()
             asked = {"threshold": threshold, "min_trust": min_trust}
-            return decide(
-                self.table, **(usual | {name: x for name, x in asked.items() if x is not None})
-            )
+            given = {name: value for name, value in asked.items() if value is not None}
+            return decide(self.table, **(self._thresholds() | given))
         if min_trust is None:
             return self.table
         flagged = self.table.assign(p_noisy=self.table["is_label_issue"].astype(float))
