@@ -95,7 +95,7 @@ def audit(
         seed: of the folds and of `corrupt`.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
         threshold: a label is flagged if its probability of being wrong is at least this. None: the
-            one with the highest expected F1, from 0.2 to 0.5.
+            one with the highest expected F1, from 0.25 to 0.5.
         min_trust: a suggestion becomes a new label from this probability of being right on.
         corrupt: label noise for experiments, such as "symmetric:0.2", in the training split.
         cache: look up and keep features in the cache.

@@ -22,7 +22,7 @@ class LabelAudit(BaseEstimator):  # type: ignore[misc]
         method: "latent", the latent-label model; or "two-mixtures", as pseudo-loss selection.
         folds: of the cross-validation.
         threshold: a label is flagged if its probability of being wrong is at least this; None: the
-            one with the highest expected F1, from 0.2 to 0.5.
+            one with the highest expected F1, from 0.25 to 0.5.
         min_trust: a suggestion becomes a new label from this probability of being right on.
         seed: of the folds.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".

@@ -131,7 +131,7 @@ def audit_parser() -> Parser:
         default=argparse.SUPPRESS,
         metavar="X",
         help="flag a label if its probability of being wrong is at least X (default: that with the "
-        "highest expected F1, from 0.2 to 0.5)",
+        "highest expected F1, from 0.25 to 0.5)",
     )
     add(
         "--min-trust",

@@ -105,7 +105,7 @@ def add_thresholds(parser: Parser) -> None:
         (
             "--threshold",
             "flag a label if p_noisy is at least X (default: that with the highest expected F1, "
-            "from 0.2 to 0.5)",
+            "from 0.25 to 0.5)",
         ),
         ("--min-trust", "an issue is relabelled from this trust on (default: 0.5)"),
     ):

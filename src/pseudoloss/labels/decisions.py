@@ -12,7 +12,7 @@ import pandas as pd
 from pseudoloss.errors import InputError
 
 ACTIONS = ("keep", "relabel", "review")
-LOWEST, HIGHEST = 0.2, 0.5  # thresholds that are chosen
+LOWEST, HIGHEST = 0.25, 0.5  # thresholds that are chosen
 MIN_TRUST = 0.5  # a suggestion becomes a new label from this probability of being right on
 
 
