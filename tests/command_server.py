@@ -19,6 +19,8 @@ def run(arguments, log, most_bytes, environment):
     """In a child: one command, or a script FILE.py, its output in the file `log`."""
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1"):  # SIGHUP is ignored if the tests run with nohup
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     if most_bytes is not None:  # no file may become larger
         import resource
 

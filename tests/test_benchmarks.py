@@ -276,7 +276,8 @@ def test_the_label_table_of_train_is_measured(run, tmp_path):
     first, text = run("train_table", *arguments)
     assert "digits, pls, symmetric-exact:0.4, 2 epochs" in text
     (case,) = first["cases"]
-    assert list(case["ways"]) == ["flags", "final", "mean", "held-out final", "held-out"]
+    ways = ["flags", "final", "mean", "held-out final", "held-out", "test"]
+    assert list(case["ways"]) == ways
     again, _ = run("train_table", *arguments)  # from the predictions that were kept
     assert again["cases"] == first["cases"]
 

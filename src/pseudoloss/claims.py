@@ -13,13 +13,15 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from pseudoloss.errors import BusyError, TrainingError
+from pseudoloss.errors import BusyError, InputError, TrainingError
 from pseudoloss.files import write_json
 
 FOLDER = ".lock"
@@ -52,6 +54,38 @@ class Holder:
             f"process {self.pid} on {self.host}, last seen {self.silent:.0f} seconds ago; if it "
             f"has died, its claim ends in {left} seconds"
         )
+
+
+@contextmanager
+def lock_folder(path: Path, inner: Path) -> Iterator[None]:
+    """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`. If it
+    ends with an error before anything is written, only what was there before is left."""
+    needed = (path / FOLDER, inner, *inner.parents)
+    missing = [folder for folder in needed if not folder.exists()]
+    try:
+        inner.mkdir(parents=True, exist_ok=True)
+        held = take(path)
+    except OSError as error:
+        for folder in missing:  # leave nothing behind
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise InputError(f"--out {path}: cannot be written ({error.strerror})") from None
+    try:
+        with held:
+            yield
+    except BaseException:
+        if path / FOLDER in missing:
+            _remove_beginnings(path, missing, held.path)
+        raise
+
+
+def _remove_beginnings(path: Path, new_folders: Sequence[Path], claim: Path) -> None:
+    """Remove the claim, and folders that were created, if nothing else is in them."""
+    with contextlib.suppress(OSError):
+        if all(entry in new_folders for entry in path.iterdir()):
+            claim.unlink()
+            for folder in new_folders:
+                folder.rmdir()
 
 
 def take(folder: Path) -> "Claim":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss import claims
+from pseudoloss.claims import lock_folder
 from pseudoloss.config import Settings, as_json, upgrade_settings
 from pseudoloss.data import Data, ReadOptions, Skipped
 from pseudoloss.errors import InputError, TrainingError, first_line, reason
@@ -456,38 +457,6 @@ def contents(path: Path) -> set[str]:
 
 def refuse_other_files(path: Path) -> NoReturn:
     raise InputError(f"--out {path}: contains other files; choose another folder")
-
-
-@contextmanager
-def lock_folder(path: Path, inner: Path) -> Iterator[None]:
-    """Create `inner`, a folder in `path` or itself, and keep other processes out of `path`. If it
-    ends with an error before anything is written, only what was there before is left."""
-    needed = (path / claims.FOLDER, inner, *inner.parents)
-    missing = [folder for folder in needed if not folder.exists()]
-    try:
-        inner.mkdir(parents=True, exist_ok=True)
-        held = claims.take(path)
-    except OSError as error:
-        for folder in missing:  # leave nothing behind
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise InputError(f"--out {path}: cannot be written ({error.strerror})") from None
-    try:
-        with held:
-            yield
-    except BaseException:
-        if path / claims.FOLDER in missing:
-            _remove_beginnings(path, missing, held.path)
-        raise
-
-
-def _remove_beginnings(path: Path, new_folders: Sequence[Path], claim: Path) -> None:
-    """Remove the claim, and folders that were created, if nothing else is in them."""
-    with contextlib.suppress(OSError):
-        if all(entry in new_folders for entry in path.iterdir()):
-            claim.unlink()
-            for folder in new_folders:
-                folder.rmdir()
 
 
 # Names in the metrics and the summary of a run of version 0.1.

@@ -18,9 +18,11 @@ def visible(text: object) -> str:
 
 
 def one_line(text: object, most: int = 4000) -> str:
-    """As `visible`, on one line of at most so many characters."""
-    line = " ".join(str(text)[: most + 1].splitlines())
-    return visible(line if len(line) <= most else f"{line[:most]} …")
+    """As `visible`, on one line; the middle of a line of more characters is left out."""
+    line = str(text)
+    if len(line) > most:
+        line = f"{line[: most // 2]} … {line[-most // 2 :]}"
+    return visible(" ".join(line.splitlines()))
 
 
 def show(*texts: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:

@@ -213,7 +213,12 @@ def test_the_previous_checkpoint_keeps_its_best_model(tmp_path, monkeypatch):
     from pseudoloss.engine.trainer import Trainer
 
     accuracies = iter([10.0, 20.0, 30.0] * 3)
-    monkeypatch.setattr(Trainer, "validate", lambda trainer: next(accuracies))
+
+    def validate(trainer):
+        trainer.accuracy = next(accuracies)
+        return trainer.accuracy
+
+    monkeypatch.setattr(Trainer, "validate", validate)
     out = tmp_path / "run"
     for _ in range(2):
         pl.train(make_source(), out=out, resume=True, minutes=1e-9, quiet=True, **TINY)

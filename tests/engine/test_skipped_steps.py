@@ -8,7 +8,7 @@ import torch
 import pseudoloss as pl
 from conftest import TINY, make_source, make_trainer, metrics_of
 from pseudoloss.config import METHOD_SETTINGS
-from pseudoloss.engine import checkpoint, health, loop
+from pseudoloss.engine import checkpoint, health, watch
 from pseudoloss.engine.steps import finite, running_statistics
 from pseudoloss.errors import TrainingError
 from pseudoloss.methods.base import Outputs
@@ -137,13 +137,13 @@ def test_a_run_goes_on_and_says_so(tmp_path, monkeypatch):
 def test_a_run_of_many_skipped_steps_ends_with_advice(tmp_path, monkeypatch):
     """At the end of the epoch, or before it in a long one."""
     calls = spoil_views(monkeypatch, lambda call: call > 4 and call % 4, math.nan)
-    monkeypatch.setattr(loop, "MOST_SKIPPED", 1)
+    monkeypatch.setattr(watch, "MOST_SKIPPED", 1)
     settings = TINY | {"method": "ce", "epochs": 4}
     with pytest.raises(TrainingError, match=r"3 of 4 steps of epoch 2 .*epoch 1 is kept.*--lr"):
         pl.train(make_source(), out=tmp_path / "a", quiet=True, **settings)
     assert RunFolder(tmp_path / "a").checkpoint.exists()
     calls.clear()
-    monkeypatch.setattr(loop, "CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", -1.0)
     with pytest.raises(TrainingError, match=r"2 of 2 steps of epoch 2"):
         pl.train(make_source(), out=tmp_path / "b", quiet=True, **settings)
 

@@ -51,8 +51,8 @@ def scored():
         predicted_N=np.array([0, 1, 0, 0]),
         candidate_N=np.array([1, 1, 0, 0]),
         label_score_N=np.array([0.9, 0.1, 0.2, 0.4]),
-        p_noisy_N=np.array([0.01, 0.99, 0.5, 0.49]),
-        trust_N=np.array([0.01, 0.5, 0.49, 0.48]),
+        p_noisy_N=np.array([0.01, 0.99, 0.5, 0.1]),
+        trust_N=np.array([0.01, 0.5, 0.49, 0.09]),
     )
     return images, scores
 

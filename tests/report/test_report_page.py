@@ -48,7 +48,9 @@ def decoded_images(page):
 
 def change_summary(folder, **values):
     path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    changed = json.loads(path.read_text()) | values
+    changed.pop("checksum", None)
+    path.write_text(json.dumps(changed))
 
 
 # ----------------------------------------------------------------------------------- what is shown

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pseudoloss import claims, runs
+from pseudoloss.claims import lock_folder
 from pseudoloss.data import Skipped
 from pseudoloss.errors import InputError, TrainingError, reason
 from pseudoloss.files import (
@@ -26,7 +27,7 @@ from pseudoloss.files import (
     write_checked,
 )
 from pseudoloss.labels.table import read_labels, write_labels
-from pseudoloss.runs import Run, contents, lock_folder, refuse_other_files
+from pseudoloss.runs import Run, contents, refuse_other_files
 
 KIND = "audit"
 DUPLICATE_COLUMNS = ["group", "index", "path", "part", "given_label", "similarity"]

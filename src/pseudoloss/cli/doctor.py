@@ -1,6 +1,7 @@
 """`pseudoloss doctor`."""
 
 from pseudoloss.cli.parser import Parser
+from pseudoloss.terminal import show
 
 
 def run(arguments: list[str]) -> None:
@@ -23,7 +24,7 @@ def run(arguments: list[str]) -> None:
 
     with stderr_reporter() as reporter:
         found = diagnose(quick=args.quick, progress=reporter.progress)
-    print(to_json(found, indent=2) if args.json else as_text(found))
+    show(to_json(found, indent=2) if args.json else as_text(found))
     problems = len(found["problems"])
     if problems:
         raise TrainingError(f"{problems} problem{'s' * (problems > 1)} found, see above")

@@ -111,6 +111,7 @@ class Trainer:
         self.tally = Tally.on(self.device)
         self.after_step: Callable[[], None] = lambda: None
         self.inside: Inside | None = None  # where an interrupted epoch is resumed
+        self.accuracy: float | None = None  # on the test images, if it was measured since a step
         self.done = 0  # steps of the epoch
         self.epoch_began = 0.0  # time.monotonic()
         self.first_step_at: float | None = None  # when the first step, with compilation, was done
@@ -158,7 +159,7 @@ class Trainer:
         own = "layers" if distributed.is_main() else f"layers {distributed.rank()}"
         torch.manual_seed(stream_seed(self.settings.seed, own, epoch))
         number, epoch_in_phase = self.phase_of(epoch)
-        first, place, self.done = 0, None, 0
+        first, place, self.done, self.accuracy = 0, None, 0, None
         self.epoch_began = time.monotonic()
         self.lr.fill_(self.learning_rate(epoch))
         if self.inside is None:
@@ -334,7 +335,8 @@ class Trainer:
     def validate(self) -> float | None:
         """Accuracy on the test images, where there are any."""
         test = self.data.test
-        return None if test is None else 100 * int(self._validation()) / len(test)
+        self.accuracy = None if test is None else 100 * int(self._validation()) / len(test)
+        return self.accuracy
 
     def knn_accuracy(self) -> float | None:
         """Accuracy of a k-nearest-neighbour vote on the test images, if there are any (row 24)."""

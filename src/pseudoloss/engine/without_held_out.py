@@ -53,8 +53,8 @@ def judge(trainer: Trainer, plain: LabelScores) -> Judged:
     losses = by_losses(trainer, plain)
     agreement = float((plain.predicted_N == trainer.given_N.cpu().numpy()).mean())
     test = trainer.data.test
-    accuracy = None if test is None or trainer.data.noisy_test else trainer.validate()
-    if test is None or accuracy is None or len(test) < FEWEST_TEST:
+    accuracy = trainer.validate() if trainer.accuracy is None else trainer.accuracy
+    if trainer.data.noisy_test or test is None or accuracy is None or len(test) < FEWEST_TEST:
         reason = "no images were held out to estimate it on, and there are too few test images"
         found = None if agreement >= FITTED else by_features(trainer, plain)
         return (found or losses)._replace(low=0.0, high=1.0, reasons=(reason,))
