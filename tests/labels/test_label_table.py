@@ -144,3 +144,11 @@ def test_parquet_is_left_out_without_pyarrow(scored, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     write_labels(label_table(*scored), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_the_scores_of_training_are_flagged_from_one_half(scored):
+    """They may not be calibrated; an audit takes a lower threshold for such scores."""
+    images, scores = scored
+    table = label_table(images, scores._replace(p_noisy_N=np.array([0.01, 0.6, 0.45, 0.45])))
+    assert table["is_label_issue"].tolist() == [False, True, False, False]
+    assert decide(table)["is_label_issue"].tolist() == [False, True, True, True]

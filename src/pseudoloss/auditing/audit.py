@@ -46,7 +46,7 @@ from pseudoloss.data.scanning import limits_of, refuse_unreadable
 from pseudoloss.data.sources import FILE_OPTIONS, Source, absolute, refuse_inside
 from pseudoloss.errors import InputError, TrainingError
 from pseudoloss.files import as_path, at_home
-from pseudoloss.labels.decisions import MIN_TRUST, decide
+from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, decide
 from pseudoloss.labels.table import score_rows
 from pseudoloss.nn.devices import choose_device, device_name, using
 from pseudoloss.progress import Reporter, SilentReporter, TerminalReporter
@@ -116,7 +116,7 @@ def audit(
         "method": method,
         "folds": folds,
         "seed": seed,
-        "threshold": threshold,
+        "threshold": THRESHOLD if threshold is None and method == "two-mixtures" else threshold,
         "min_trust": min_trust,
         "corrupt": corrupt,
     }

@@ -68,7 +68,7 @@ def judge(trainer: Trainer, plain: LabelScores) -> Judged:
             return narrowed
     reason = (
         f"the network agrees with {agreement:.0%} of the training labels and is {accuracy:.0%} "
-        "accurate on test images: it seems to have learned wrong labels by heart"
+        "accurate on test images: it may have learned wrong labels by heart"
     )
     if agreement - accuracy > MARGIN:  # then features cannot pass either
         return losses._replace(reasons=(reason,))

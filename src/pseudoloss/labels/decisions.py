@@ -12,7 +12,8 @@ import pandas as pd
 from pseudoloss.errors import InputError
 
 ACTIONS = ("keep", "relabel", "review")
-LOWEST, HIGHEST = 0.25, 0.5  # thresholds that are chosen
+THRESHOLD = 0.5  # where nothing shows that `p_noisy` is calibrated: training, two mixtures
+LOWEST = 0.25  # threshold that is chosen
 MIN_TRUST = 0.5  # a suggestion becomes a new label from this probability of being right on
 
 
@@ -25,10 +26,10 @@ def best_threshold(p_noisy_N: np.ndarray) -> float:
     """
     sorted_N = np.sort(p_noisy_N[~np.isnan(p_noisy_N)])[::-1]
     if not sorted_N.sum() > 0:
-        return HIGHEST
+        return THRESHOLD
     counts_N = np.arange(1, len(sorted_N) + 1)
     f1_N = 2 * sorted_N.cumsum() / (counts_N + sorted_N.sum())
-    return float(np.clip(sorted_N[f1_N.argmax()], LOWEST, HIGHEST))
+    return float(np.clip(sorted_N[f1_N.argmax()], LOWEST, THRESHOLD))
 
 
 def decide(

@@ -12,7 +12,7 @@ from pandas.api.types import is_integer_dtype
 from pseudoloss.data.images import in_order
 from pseudoloss.errors import InputError, reason
 from pseudoloss.files import as_path, read_checked
-from pseudoloss.labels.decisions import decide
+from pseudoloss.labels.decisions import THRESHOLD, decide
 from pseudoloss.labels.table import read_labels
 
 NEEDED = ("index", "part", "given_label", "predicted_label", "label_score", "p_noisy", "trust")
@@ -81,9 +81,12 @@ class LabelSet:
         return decide(flagged, 0.5, min_trust).assign(p_noisy=self.table["p_noisy"])
 
     def _thresholds(self) -> dict[str, float]:
-        """Those that an audit was given. (`threshold` of a training run is another setting.)"""
+        """Those that an audit was given, or that of a run, in whose settings `threshold` is another
+        one."""
         settings = self.config.get("settings")
-        if self.kind != "audit" or not isinstance(settings, dict):
+        if self.kind != "audit":
+            return {"threshold": THRESHOLD}
+        if not isinstance(settings, dict):
             return {}
         known = {name: settings.get(name) for name in ("threshold", "min_trust")}
         return {name: value for name, value in known.items() if isinstance(value, int | float)}

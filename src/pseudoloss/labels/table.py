@@ -10,7 +10,7 @@ import pandas as pd
 from pseudoloss.data import OUT, ImageSet
 from pseudoloss.files import write_atomically
 from pseudoloss.labels.decisions import ACTIONS as ACTIONS
-from pseudoloss.labels.decisions import decide
+from pseudoloss.labels.decisions import THRESHOLD, decide
 
 TRAIN, HELD_OUT = "train", "held-out"  # values of the column `part`
 DIGITS = ".6g"  # of numbers in labels.csv
@@ -41,7 +41,7 @@ def label_table(
     rows = [_rows(TRAIN, images, scores)]
     if held_out is not None:
         rows.append(_rows(HELD_OUT, *held_out))
-    table = decide(pd.concat(rows, ignore_index=True))
+    table = decide(pd.concat(rows, ignore_index=True), THRESHOLD)
     for name in TRUTH:  # empty for a part of unknown truth
         if name in table:
             table[name] = table[name].astype(object)

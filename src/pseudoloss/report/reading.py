@@ -10,7 +10,7 @@ import pandas as pd
 
 from pseudoloss.errors import InputError, reason
 from pseudoloss.files import open_npy, read_json, read_npz
-from pseudoloss.labels.decisions import MIN_TRUST, best_threshold
+from pseudoloss.labels.decisions import MIN_TRUST, THRESHOLD, best_threshold
 from pseudoloss.labels.opening import LabelSet, open_labels
 from pseudoloss.runs import RunFolder
 
@@ -113,12 +113,14 @@ class Record:
     def thresholds(self) -> tuple[float, float]:
         """From which `p_noisy` a label is flagged, and from which trust it is replaced."""
         settings = self.settings
-        min_trust = float(settings.get("min_trust", MIN_TRUST)) if self.is_audit else MIN_TRUST
         threshold = settings.get("threshold")  # of a run of an older version: that of stage 1
-        is_used = self.is_audit or not self.labels.calibrated
-        if is_used and isinstance(threshold, int | float):
-            return float(threshold), min_trust
-        return best_threshold(self.labels.table["p_noisy"].to_numpy(dtype=float)), min_trust
+        if self.is_audit:
+            if threshold is None:
+                threshold = best_threshold(self.labels.table["p_noisy"].to_numpy(dtype=float))
+            return float(threshold), float(settings.get("min_trust", MIN_TRUST))
+        if self.labels.calibrated or not isinstance(threshold, float):
+            return THRESHOLD, MIN_TRUST
+        return threshold, MIN_TRUST
 
     @property
     def notices(self) -> list[str]:
