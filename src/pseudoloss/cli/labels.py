@@ -104,8 +104,8 @@ def add_thresholds(parser: Parser) -> None:
     for name, text in (
         (
             "--threshold",
-            "flag a label if p_noisy is at least X (default: 0.5; for an audit that with the highest "
-            "expected F1, from 0.25 to 0.5)",
+            "flag a label if p_noisy is at least X (default: 0.5; for an audit the one with the "
+            "highest expected F1, from 0.25 to 0.5)",
         ),
         ("--min-trust", "an issue is relabelled from this trust on (default: 0.5)"),
     ):
