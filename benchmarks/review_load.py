@@ -94,6 +94,7 @@ def write_audit(work: Path, rows: int, classes: int) -> Path:
     audit = work / "audit"
     audit.mkdir()
     config = {"kind": "audit", "source": str(work / "photos"), "classes": names}
+    config["settings"] = {"threshold": 0.5}
     (audit / "config.json").write_text(json.dumps(config))
     write_labels(table, audit)
     (audit / "summary.json").write_text("{}")

@@ -29,6 +29,7 @@ def write_audit(folder, table, classes=("ant", "bee"), source="digits", **config
     """The folder of an audit, as far as label tables need it."""
     folder.mkdir(parents=True)
     config = {"kind": "audit", "source": str(source), "classes": list(classes)} | config
+    config = {"settings": {"threshold": 0.5, "min_trust": 0.5}} | config
     (folder / "config.json").write_text(json.dumps(config))
     write_labels(table, folder)
     (folder / "summary.json").write_text("{}")

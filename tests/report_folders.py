@@ -5,7 +5,6 @@ import json
 import numpy as np
 
 from conftest import save_images
-from pseudoloss.labels.decisions import decide
 from pseudoloss.labels.table import score_rows, write_labels
 
 HOSTILE = (
@@ -47,7 +46,6 @@ def write_audit(
         trust=random.uniform(0, 1, n),
         true=true if truth else None,
     )
-    table = decide(table, 0.5)
     table["part"] = np.where(np.arange(n) < 0.8 * n, "train", "test")
     table["outlier_score"] = random.uniform(0, 1, n)
     write_labels(table, folder)

@@ -26,6 +26,7 @@ def state(rate, accuracy, agreement, tests=400, noisy_test=False):
         device=torch.device("cpu"),
         data=SimpleNamespace(test=range(tests) if tests else None, noisy_test=noisy_test),
         validate=lambda: 100 * accuracy,
+        accuracy=None,
     )
     plain = LabelScores(predicted_N, (given_N + 1) % C, np.exp(-loss_N), np.ones(N), np.ones(N))
     return trainer, plain

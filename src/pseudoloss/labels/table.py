@@ -41,7 +41,7 @@ def label_table(
     rows = [_rows(TRAIN, images, scores)]
     if held_out is not None:
         rows.append(_rows(HELD_OUT, *held_out))
-    table = decide(pd.concat(rows, ignore_index=True), THRESHOLD)
+    table = pd.concat(rows, ignore_index=True)
     for name in TRUTH:  # empty for a part of unknown truth
         if name in table:
             table[name] = table[name].astype(object)
@@ -78,8 +78,8 @@ def score_rows(
     trust: np.ndarray,
     true: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """Rows of the label table from scores, one per image; all actions are still `keep`. Labels are
-    class indices; `true` is OUT for an image that belongs to no class."""
+    """Rows of the label table from scores, one per image; actions are decided with the threshold of
+    training. Labels are class indices; `true` is OUT for an image that belongs to no class."""
     names = np.array(classes, dtype=object)
     rows = pd.DataFrame(
         {
@@ -97,6 +97,7 @@ def score_rows(
             "action": "keep",
         }
     )
+    rows = decide(rows, THRESHOLD)
     if true is not None:
         rows["true_label"] = np.where(true == OUT, np.nan, names[true])
         kind = np.select([true == OUT, true != given], ["out", "wrong"], "clean")
