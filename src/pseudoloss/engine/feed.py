@@ -31,8 +31,8 @@ class Place(NamedTuple):
 
 
 def set_state(random: torch.Generator, state: Tensor) -> None:
-    """Continue a generator; on another kind of device, whose state is another one, it goes on with
-    numbers of its own."""
+    """Continue a generator. Another kind of device has another kind of state; there it continues
+    with numbers of its own."""
     with suppress(RuntimeError):
         random.set_state(state)
 

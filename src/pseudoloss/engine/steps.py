@@ -137,12 +137,12 @@ def make_step(
 def finite(outputs: Outputs) -> Outputs:
     """The outputs, with 0 in place of NaN and infinity."""
 
-    def mended(t: Tensor) -> Tensor:
+    def cleaned(t: Tensor) -> Tensor:
         return torch.nan_to_num(t, 0.0, 0.0, 0.0)
 
     return Outputs(
-        [(mended(logits), mended(projection)) for logits, projection in outputs.no_grad],
-        [(mended(logits), mended(projection)) for logits, projection in outputs.with_grad],
+        [(cleaned(logits), cleaned(projection)) for logits, projection in outputs.no_grad],
+        [(cleaned(logits), cleaned(projection)) for logits, projection in outputs.with_grad],
     )
 
 
