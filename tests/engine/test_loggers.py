@@ -11,6 +11,7 @@ import pytest
 
 import pseudoloss as pl
 from conftest import TINY, make_source, metrics_of
+from pseudoloss import distributed
 from pseudoloss.cli import main
 from pseudoloss.engine import loggers
 from pseudoloss.engine.loggers import LIBRARIES, Loggers, Opened, Start, flat, read_names
@@ -225,6 +226,8 @@ def test_an_interrupted_run_waits_for_loggers_a_moment_only(tmp_path, fake, monk
 def test_only_the_main_process_logs(tmp_path, fake, monkeypatch):
     logged = fake()
     for rank, expected in (("1", []), ("0", [1])):
+        for name in distributed.VARIABLES:
+            monkeypatch.setenv(name, "2")
         monkeypatch.setenv("RANK", rank)
         with Loggers(["tensorboard"], Start(tmp_path, {})) as log:
             log.epoch({"epoch": 1, "loss": 2.0})

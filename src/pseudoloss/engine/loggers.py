@@ -20,6 +20,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from pseudoloss import distributed
 from pseudoloss.errors import InputError, first_line, name_hint
 from pseudoloss.files import write_json
 
@@ -84,8 +85,8 @@ class Loggers:
         notice: Callable[[str], object] = print,
     ) -> None:
         """Only the main process of a distributed run logs."""
-        is_main = os.environ.get("RANK", "0") == "0"
         self.notice = notice
+        is_main = distributed.is_main()
         self.workers = [_Worker(name, start) for name in names] if start and is_main else []
 
     def epoch(self, metrics: Mapping[str, Any]) -> None:

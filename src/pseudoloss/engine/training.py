@@ -196,8 +196,7 @@ def _train_in(
             distributed.wait_for_all()
             facts = {"source": job.data.name, "pseudoloss": __version__} | as_json(job.settings)
             start = Start(folder.path / "loggers", facts)
-            names = loggers if distributed.is_main() else ()
-            with Loggers(names, start, reporter.notice) as log:
+            with Loggers(loggers, start, reporter.notice) as log:
                 return fit(trainer, folder, job.notices, limits, log)
 
 
