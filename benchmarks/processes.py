@@ -52,7 +52,7 @@ def measure(method: str, sync_norm: bool, images: int) -> dict[str, Any]:
         steps = trainer.run_steps(prepared, generator(trainer.device, 1, "epoch", 1))
         for _ in range(10):
             next(steps)
-        first = trainer.loss_sum.item() / 10
+        first = trainer.tally.loss_sum.item() / 10
         times = []
         for _ in range(ROUNDS):
             wait()
