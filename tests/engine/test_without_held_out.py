@@ -74,6 +74,20 @@ def test_features_are_judged_where_losses_only_show_hard_images(features):
     assert features.calls == 1
 
 
+def test_features_wait_for_the_end_of_the_run(features):
+    """A table of an unfinished run must not keep training waiting."""
+    trainer, plain = state(rate=0.33, accuracy=0.67, agreement=0.68)
+    found = judge(trainer, plain, thorough=False)
+    assert found.rate == pytest.approx(0.33, abs=0.01)
+    assert (found.low, found.high) == (0, 1)
+    assert "when the run ends" in found.reasons[0]
+    trainer, plain = state(rate=0.3, accuracy=0.95, agreement=0.66, tests=0)
+    judge(trainer, plain, thorough=False)
+    assert features.calls == 0
+    judge(trainer, plain)
+    assert features.calls == 1
+
+
 def test_ways_that_contradict_each_other_are_not_believed(features):
     features.rate = 0.1
     trainer, plain = state(rate=0.38, accuracy=0.64, agreement=0.52)

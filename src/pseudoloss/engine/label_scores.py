@@ -43,12 +43,13 @@ class Predictions(NamedTuple):
     predicted_B: Tensor  # class, after the last epoch
 
 
-def label_scores(trainer: Trainer) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The label table after the epochs so far, and `estimated_noise` of summary.json."""
+def label_scores(trainer: Trainer, thorough: bool = True) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The label table after the epochs so far, and `estimated_noise` of summary.json. A table that
+    is not `thorough` takes seconds: training waits for it."""
     train, given_N = trainer.data.train, trainer.given_N
     held_out, noise, reasons = _held_out(trainer)
     if noise is None:
-        judged = judge(trainer, _not_judged(trainer))
+        judged = judge(trainer, _not_judged(trainer), thorough)
         scores, rate, low, high = judged[:4]
         reasons = reasons or judged.reasons
     else:

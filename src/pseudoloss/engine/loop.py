@@ -226,7 +226,7 @@ def save(
     model, epochs = trainer.model, record.epochs
     begun = time.monotonic()
     with_table = distributed.agree(is_due and clock is not None and clock.is_due())
-    table = label_scores(trainer) if with_table else None
+    table = label_scores(trainer, thorough=False) if with_table else None
     computed = time.monotonic() - begun
     if not distributed.is_main():
         return

@@ -36,6 +36,7 @@ FEWEST = 200  # training images that features are judged by
 MOST_FEATURES = 2**30  # values
 WIDE = 0.25  # an interval of the noise rate that is wider than this says too little
 SURE = 1.645  # standard errors of a 90% interval
+LATER = "the losses do not tell, and the features of the network are judged when the run ends"
 
 
 class Judged(NamedTuple):
@@ -48,15 +49,22 @@ class Judged(NamedTuple):
     reasons: tuple[str, ...]  # why it is not known; none if it is
 
 
-def judge(trainer: Trainer, plain: LabelScores) -> Judged:
-    """`plain`: scores whose p_noisy is not known yet; its trust is that of a wrong label."""
+def judge(trainer: Trainer, plain: LabelScores, thorough: bool = True) -> Judged:
+    """Judge the labels.
+
+    Args:
+        trainer: of the run.
+        plain: scores whose p_noisy is not known yet; its trust is that of a wrong label.
+        thorough: judge features too, which may take a minute.
+    """
     losses = by_losses(trainer, plain)
     agreement = float((plain.predicted_N == trainer.given_N.cpu().numpy()).mean())
     test = trainer.data.test
     accuracy = trainer.validate() if trainer.accuracy is None else trainer.accuracy
     if trainer.data.noisy_test or test is None or accuracy is None or len(test) < FEWEST_TEST:
         reason = "no images were held out to estimate it on, and there are too few test images"
-        found = None if agreement >= FITTED else by_features(trainer, plain)
+        fitted = agreement >= FITTED
+        found = by_features(trainer, plain) if thorough and not fitted else None
         return (found or losses)._replace(low=0.0, high=1.0, reasons=(reason,))
     chance = at_chance(torch.from_numpy(plain.predicted_N), trainer.given_N.cpu())
     if chance:
@@ -72,6 +80,8 @@ def judge(trainer: Trainer, plain: LabelScores) -> Judged:
     )
     if agreement - accuracy > MARGIN:  # then features cannot pass either
         return losses._replace(reasons=(reason,))
+    if not thorough:
+        return losses._replace(low=0.0, high=1.0, reasons=(LATER,))
     found = by_features(trainer, plain)
     excess = 0.0 if found is None else agreement - accuracy * (1 - found.rate)
     if found is None or excess > MARGIN:

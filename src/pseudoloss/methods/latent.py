@@ -369,11 +369,10 @@ class _Labels:
             )
             for rows in self.chunks()
         ]
-        tensors = [name for name in Likelihoods.__dataclass_fields__ if name.endswith("_N")]
-        return Likelihoods(
-            **{name: torch.cat([getattr(part, name) for part in found]) for name in tensors},
-            most_random=found[0].most_random,
-        )
+        # On the CPU: on a GPU the many small steps of EM would wait for whatever else runs there.
+        names = [name for name in Likelihoods.__dataclass_fields__ if name.endswith("_N")]
+        tensors = {name: torch.cat([getattr(part, name) for part in found]).cpu() for name in names}
+        return Likelihoods(**tensors, most_random=found[0].most_random)
 
 
 def _sample(log_prob_NC: Tensor, given_N: Tensor, seed: int) -> _Labels:
