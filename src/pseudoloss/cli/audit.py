@@ -40,6 +40,8 @@ def run(arguments: list[str]) -> None:
       cifar10:DIR, cifar100:DIR, imagenet32:DIR, cnwl:DIR:0.4,
       web-aircraft:DIR, web-bird:DIR, web-car:DIR
                         published datasets, from their original files in DIR
+      cifar10-train:DIR, cifar100-train:DIR
+                        their training images alone
     """
     args = audit_parser().parse(arguments)
     if args.source is None:

@@ -50,6 +50,8 @@ def run(arguments: list[str]) -> None:
       cifar10:DIR, cifar100:DIR, imagenet32:DIR, cnwl:DIR:0.4,
       web-aircraft:DIR, web-bird:DIR, web-car:DIR
                         published datasets, from their original files in DIR
+      cifar10-train:DIR, cifar100-train:DIR
+                        their training images alone
 
     Every setting is an option. The help shows the settings of one method, pls by default:
     pseudoloss train --method elr --help shows those of elr.

@@ -171,7 +171,7 @@ def asymmetric(
     """Each label becomes, with probability `rate`, the next class of its superclass (row 19)."""
     if images.superclasses is None:
         raise InputError(
-            "--corrupt asymmetric: the source has no superclasses (only cifar100:DIR has); "
+            "--corrupt asymmetric: the source has no superclasses (only cifar100 has); "
             "asymmetric-blocks:RATE and pair:RATE need none"
         )
     return _flip(clean_M, np.array(images.superclasses), rate, random)

@@ -30,6 +30,7 @@ from pseudoloss.data import (
 from pseudoloss.data.images import check_trainable
 from pseudoloss.data.label_files import OWNERS
 from pseudoloss.data.sources import refuse_inside
+from pseudoloss.data.sources.cifar import FILES as CIFAR
 from pseudoloss.engine import health, messages
 from pseudoloss.engine.capture import load_compilers
 from pseudoloss.engine.choices import choose_reader
@@ -229,7 +230,7 @@ def _recorded_source(recorded: Recorded | None, out: str | Path | None) -> str:
 
 def _refuse_clean_labels(asked: Request, source: Source) -> None:
     """CIFAR itself has none of the labels that the presets of CIFAR-N are for."""
-    is_cifar = isinstance(source, str) and source.partition(":")[0] in ("cifar10", "cifar100")
+    is_cifar = isinstance(source, str) and source.partition(":")[0] in CIFAR
     if is_cifar and asked.preset in HUMAN and "corrupt" not in asked.values:
         raise InputError(
             f"--preset {asked.preset}: add --corrupt human:FILE, the labels given by people (or "

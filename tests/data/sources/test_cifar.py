@@ -5,9 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
+import pseudoloss as pl
 from pseudoloss.cli.inspection import inspect
-from pseudoloss.data import open_source
+from pseudoloss.data import ReadOptions, find_source, open_source
 from pseudoloss.data.sources import cifar
 from pseudoloss.errors import InputError
 
@@ -61,6 +63,44 @@ def test_cifar100(fake_cifar):
 def test_cifar10(fake_cifar):
     data = open_source(f"cifar10:{fake_cifar[0]}")
     assert (len(data.train), len(data.test), len(data.train.classes)) == (50, 10, 5)
+
+
+@pytest.mark.parametrize(("kind", "images", "per_class"), [("cifar10", 50, 2), ("cifar100", 20, 1)])
+def test_training_images_alone(fake_cifar, kind, images, per_class):
+    """Nothing of the test file is read: it may be missing. Held-out images have true labels."""
+    root, _ = fake_cifar
+    whole = open_source(f"{kind}:{root}")
+    for name in ("cifar-10-batches-py/test_batch", "cifar-100-python/test"):
+        (root / name).unlink()
+    alone = open_source(f"{kind}-train:{root}")
+    assert (len(alone.train), alone.test, alone.name) == (images, None, f"{kind}-train")
+    assert torch.equal(alone.train.images_NCHW, whole.train.images_NCHW)
+    assert alone.train.superclasses == whole.train.superclasses
+    assert alone.normalisation() == whole.normalisation()
+    first, other = (
+        find_source(f"{kind}-train:{root}", ReadOptions(hold_out=0.2), seed) for seed in (11, 12)
+    )
+    for fold in (first, other):
+        held = fold.test
+        assert torch.bincount(held.given_N).tolist() == [per_class] * 5
+        assert torch.equal(held.given_N, whole.train.given_N[held.positions_N])
+        both = torch.cat([held.positions_N, fold.train.positions_N])
+        assert sorted(both.tolist()) == list(range(images))
+    assert not torch.equal(first.test.positions_N, other.test.positions_N)
+
+
+def test_training_on_a_fold_needs_no_test_file(fake_cifar):
+    root, _ = fake_cifar
+    (root / "cifar-100-python" / "test").unlink()
+    settings = {"network": "small-cnn", "epochs": 1, "batch_size": 4, "corrupt": "asymmetric:0.4"}
+    run = pl.train(f"cifar100-train:{root}", hold_out=0.2, quiet=True, **settings)
+    assert (run.summary["images"], run.summary["held_out"]) == (15, 5)
+    assert run.summary["accuracy"]["on"] == "held-out images"
+
+
+def test_a_fold_of_a_source_with_test_images_is_refused(fake_cifar):
+    with pytest.raises(InputError, match="--hold-out: cifar100 has test images already"):
+        find_source(f"cifar100:{fake_cifar[0]}", ReadOptions(hold_out=0.2))
 
 
 def test_inspect_cifar(fake_cifar):

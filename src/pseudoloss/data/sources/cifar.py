@@ -28,22 +28,32 @@ CIFAR100_MD5 = {
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "meta": "7973b15100ade9c7d40fb424638fde48",
 }
+TEST_FILES = ("test_batch", "test")
+
+
+def _without_test(sums: dict[str, str]) -> tuple[str, ...]:
+    return tuple(name for name in sums if name not in TEST_FILES)
+
+
 FILES = {
-    "cifar10": ("cifar-10-batches-py", CIFAR10_MD5),
-    "cifar100": ("cifar-100-python", CIFAR100_MD5),
+    "cifar10": ("cifar-10-batches-py", tuple(CIFAR10_MD5)),
+    "cifar100": ("cifar-100-python", tuple(CIFAR100_MD5)),
+    "cifar10-train": ("cifar-10-batches-py", _without_test(CIFAR10_MD5)),
+    "cifar100-train": ("cifar-100-python", _without_test(CIFAR100_MD5)),
 }
+"""Folder and files of each source. Those of NAME-train have no test images: the test file is not
+opened and may be missing."""
 
 OWNERS = "its owners publish it at https://www.cs.toronto.edu/~kriz/cifar.html"
 
 
-def cifar10(folder: str) -> Data:
+def cifar10(folder: str, kind: str = "cifar10") -> Data:
     """CIFAR-10: 50,000 training and 10,000 test images of 10 classes."""
-    spec, root = f"cifar10:{folder}", find_cifar("cifar10", folder)
-    files = {name: _read(spec, root / name, md5) for name, md5 in CIFAR10_MD5.items()}
+    files = _read_files(kind, folder, CIFAR10_MD5)
     return _data(
-        name="cifar10",
+        name=kind,
         train=[files[f"data_batch_{i}"] for i in range(1, 6)],
-        test=files["test_batch"],
+        test=files.get("test_batch"),
         labels=b"labels",
         classes=files["batches.meta"][b"label_names"],
         mean=(0.4914, 0.4822, 0.4465),
@@ -51,14 +61,13 @@ def cifar10(folder: str) -> Data:
     )
 
 
-def cifar100(folder: str) -> Data:
+def cifar100(folder: str, kind: str = "cifar100") -> Data:
     """CIFAR-100: 50,000 training and 10,000 test images of 100 classes."""
-    spec, root = f"cifar100:{folder}", find_cifar("cifar100", folder)
-    files = {name: _read(spec, root / name, md5) for name, md5 in CIFAR100_MD5.items()}
+    files = _read_files(kind, folder, CIFAR100_MD5)
     data = _data(
-        name="cifar100",
+        name=kind,
         train=[files["train"]],
-        test=files["test"],
+        test=files.get("test"),
         labels=b"fine_labels",
         classes=files["meta"][b"fine_label_names"],
         mean=(0.5071, 0.4867, 0.4408),
@@ -73,19 +82,24 @@ def cifar100(folder: str) -> Data:
 
 def find_cifar(kind: str, folder: str) -> Path:
     """The folder with the files: `folder` itself or its subfolder. No file is opened."""
-    spec, (inner, md5) = f"{kind}:{folder}", FILES[kind]
-    root, names = at_home(folder), ", ".join(md5)
+    spec, (inner, files) = f"{kind}:{folder}", FILES[kind]
+    root, names = at_home(folder), ", ".join(files)
     if not folder or not root.is_dir():
         raise InputError(f"{spec}: no such folder; it should hold {inner}/ with {names}; {OWNERS}")
     for place in (root / inner, root):
-        missing = [name for name in md5 if not (place / name).exists()]
+        missing = [name for name in files if not (place / name).exists()]
         if not missing:
             return place
-        if len(missing) < len(md5):
+        if len(missing) < len(files):
             raise InputError(f"{spec}: {', '.join(missing)} missing in {place}; {OWNERS}")
     archive = next(root.glob("cifar-*-python.tar.gz"), None)
     hint = f" (unpack {archive} first)" if archive else ""
     raise InputError(f"{spec}: found neither {inner}/ nor its files {names}{hint}; {OWNERS}")
+
+
+def _read_files(kind: str, folder: str, sums: dict[str, str]) -> dict[str, Any]:
+    root = find_cifar(kind, folder)
+    return {name: _read(f"{kind}:{folder}", root / name, sums[name]) for name in FILES[kind][1]}
 
 
 def _read(spec: str, path: Path, md5: str) -> Any:
@@ -116,8 +130,8 @@ def _data(
     data = arrays(
         np.concatenate([batch[b"data"] for batch in train]).reshape(-1, 3, 32, 32),
         given,
-        test_images=test[b"data"].reshape(-1, 3, 32, 32),
-        test_labels=test[labels],
+        test_images=None if test is None else test[b"data"].reshape(-1, 3, 32, 32),
+        test_labels=None if test is None else test[labels],
         classes=[class_name.decode() for class_name in classes],
         true_labels=given,
         paths=[file.decode() for batch in train for file in batch[b"filenames"]],

@@ -44,6 +44,8 @@ Source = str | Path | tuple[Any, Any] | Data | dict[str, Any] | Any
 ARRAY_DATASETS: dict[str, Callable[[str], Data]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cifar10-train": partial(cifar10, kind="cifar10-train"),
+    "cifar100-train": partial(cifar100, kind="cifar100-train"),
     "imagenet32": imagenet32,
 }
 FILE_DATASETS: dict[str, Callable[[str], FileSource]] = {
@@ -74,7 +76,8 @@ def find_source(
             - the path of a folder with one folder per class, of a table (`.csv`, `.tsv`,
               `.parquet`) or of an `.npz` file;
             - `"digits"`, `"cifar10:DIR"`, `"cifar100:DIR"`, `"cnwl:DIR:0.4"`, `"imagenet32:DIR"`,
-              `"web-aircraft:DIR"`, `"web-bird:DIR"` or `"web-car:DIR"`;
+              `"web-aircraft:DIR"`, `"web-bird:DIR"` or `"web-car:DIR"`; `"cifar10-train:DIR"` and
+              `"cifar100-train:DIR"` are the training images alone;
             - `"hf:NAME"`, `"hf:NAME:CONFIG"` or `"hf:FOLDER"`, a dataset of Hugging Face;
             - `"wds:FOLDER"` or `"wds:FOLDER/train-{000..009}.tar"`, WebDataset shards;
             - a Hugging Face `Dataset`, a torch `Dataset` with items (image, label), or a dict of
