@@ -39,6 +39,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "pls": (),
     "ce": ("--method", "ce"),
     "mixup": ("--method", "mixup"),
+    "elr": ("--method", "elr"),
+    "co-teaching": ("--method", "co-teaching"),
     **{
         f"noise-metric-{name}": ("--noise-metric", name, "--pad", "1")
         for name in ("loss", "capped-loss", "agreement", "disagreement", "js", "kl")
@@ -92,11 +94,12 @@ def main() -> None:
     recorded = json.loads(FILE.read_text())
     if recorded["machine"] != here:
         print(f"note: recorded on {recorded['machine']}, this is {here}")
-    changed = [
-        f"{name}: {', '.join(kind for kind in new if new[kind] != recorded['runs'][name][kind])}"
-        for name, new in found.items()
-        if new != recorded["runs"].get(name)
-    ]
+    changed = []
+    for name, new in found.items():
+        old = recorded["runs"].get(name)
+        if new != old:
+            kinds = ", ".join(kind for kind in new if new[kind] != old[kind]) if old else "is new"
+            changed.append(f"{name}: {kinds}")
     print("\n".join(["changed:", *changed]) if changed else f"{len(found)} runs, no bit changed")
     sys.exit(bool(changed))
 

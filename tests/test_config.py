@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import json
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from pseudoloss.errors import InputError
 from pseudoloss.presets import request
 
 SOURCE = Path(pseudoloss.__file__).parent
+CONFIG = SOURCE / "config"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 METHODS = tuple(METHOD_SETTINGS)
 EXPENSIVE = ("torch", "numpy", "pandas", "sklearn", "timm")
@@ -53,7 +54,7 @@ def test_every_setting_is_read_somewhere():
     """As an attribute of something called `settings`, `own` or `usual`."""
     read = set()
     for path in SOURCE.rglob("*.py"):
-        if path.name in ("config.py", "presets.py"):
+        if path.name == "presets.py" or path.is_relative_to(CONFIG):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             owner = node.value if isinstance(node, ast.Attribute) else None
@@ -68,13 +69,14 @@ def test_names_of_shared_and_method_settings_never_clash():
     shared = {field.name for field in dataclasses.fields(Settings)}
     common = {field.name for field in dataclasses.fields(DetectionSettings)}
     assert not shared & common
-    owners = {}
+    types = {}  # methods may share a setting, which then has one type and one limit
     for method, own in METHOD_SETTINGS.items():
         names = {field.name for field in dataclasses.fields(own)} - common
         assert not names & shared, method
-        for name in names:
-            assert owners.setdefault(name, method) == method, name
-    assert shared | common | owners.keys() == all_setting_types().keys() | {"method_settings"}
+        for name, hint in get_type_hints(own, include_extras=True).items():
+            if name in names:
+                assert repr(types.setdefault(name, hint)) == repr(hint), name
+    assert shared | common | types.keys() == all_setting_types().keys() | {"method_settings"}
 
 
 def test_no_default_lives_outside_config():
@@ -84,9 +86,11 @@ def test_no_default_lives_outside_config():
     assert all(getattr(PLS(), name) is None for name in setting_types("pls"))
 
 
-@pytest.mark.parametrize("name", ["config.py", "presets.py"])
-def test_reading_settings_imports_no_large_package(name):
-    for node in ast.walk(ast.parse((SOURCE / name).read_text())):
+@pytest.mark.parametrize(
+    "path", [*sorted(CONFIG.rglob("*.py")), SOURCE / "presets.py"], ids=lambda path: path.stem
+)
+def test_reading_settings_imports_no_large_package(path):
+    for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         assert not [name for name in names if name.split(".")[0] in EXPENSIVE]
@@ -208,7 +212,9 @@ def test_the_warm_up_is_a_share_of_the_epochs(epochs, warmup):
     assert Settings(epochs=epochs).warmup_epochs == warmup
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "pls"])
+@pytest.mark.parametrize(
+    "method", [method for method in METHODS if not METHOD_SETTINGS[method].needs_warmup]
+)
 def test_other_methods_may_do_without_a_warm_up(method):
     assert Settings(method=method, warmup=0).warmup_epochs == 0
 

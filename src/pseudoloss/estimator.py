@@ -93,7 +93,7 @@ class PLS(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 _SETTINGS = tuple(setting_types(Settings.method))
 
 # scikit-learn reads the parameters from the signature, so it gets one parameter per setting.
-# config.py remains the only place that lists them.
+# config/ remains the only place that lists them.
 _given = inspect.signature(PLS.__init__)
 PLS.__init__.__signature__ = _given.replace(  # type: ignore[attr-defined]
     parameters=[

@@ -111,7 +111,9 @@ def test_the_phases_add_up_to_the_epochs(variant, warmup):
     assert len({phase.name for phase in phases}) == len(phases)
 
 
-@pytest.mark.parametrize("name", [name for name in METHOD_SETTINGS if name != "pls"])
+@pytest.mark.parametrize(
+    "name", [name for name, own in METHOD_SETTINGS.items() if not own.needs_warmup]
+)
 def test_other_methods_can_do_without_a_warm_up(name):
     method = method_of(name, warmup=0)
     assert [phase.epochs for phase in method.phases()] == [0, EPOCHS]
@@ -345,7 +347,8 @@ def test_the_engine_knows_no_method_by_name(path):
 
 
 def test_the_list_of_method_modules_is_complete():
-    shared = {"__init__", "base", "detection", "label_scores", "latent", "metrics", "mixture"}
+    shared = {"__init__", "base", "building", "detection", "label_scores", "latent", "metrics"}
+    shared |= {"mixture"}
     assert {path.stem for path in (SOURCE / "methods").glob("*.py")} == MODULES | shared
 
 

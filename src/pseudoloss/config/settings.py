@@ -1,9 +1,4 @@
-"""Every setting with its default: those that all methods share, then those of each method.
-
-No default lives anywhere else; presets.py holds named sets of them. Importing this file costs
-nothing: the command line reads it before torch is loaded. "Row n" is a row of the table in
-docs/paper-and-code.md.
-"""
+"""The settings that all methods share, and what is known about settings: types, help, limits."""
 
 import ast
 import dataclasses
@@ -12,8 +7,10 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from pseudoloss.config.limits import A_NAME, SHARE, Limit, above, at_least, within
+from pseudoloss.config.methods import METHOD_SETTINGS, DetectionSettings
 from pseudoloss.errors import InputError, name_hint
 
 # Networks of ours.
@@ -21,125 +18,6 @@ OWN = ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released", "
 EMBEDDED = "embedded"  # the value of --weights for weights that are installed with pseudoloss
 EMBEDDED_NETWORK = "tf_efficientnet_lite0"  # the timm model that they are for
 WARMUP_SHARE = 30 / 200  # the paper's: 30 of 200 epochs
-
-# ------------------------------------------------------------------------- settings of a method
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectionSettings:
-    """How a two-mode mixture flags labels as noisy: PLS trains on the result, others report it."""
-
-    # Detecting noisy labels
-    threshold: float = 0.95
-    """Probability above which a label is flagged. The paper uses 0.5 at 80% noise."""
-    threshold_on: Literal["noisy", "clean"] = "noisy"
-    """noisy: flagged if P(high mode) > threshold; clean: kept only if P(low mode) > threshold."""
-    noise_metric: Literal["loss", "capped-loss", "agreement", "disagreement", "js", "kl"] = "loss"
-    """What the mixture is fitted to: the loss; the loss, at most that of a uniform prediction; the
-    agreement or disagreement of neighbours in the contrastive space; the Jensen-Shannon divergence
-    of prediction and label; or the KL divergence of two views (which hardly sees the label)."""
-    protect_rare_classes: bool = True
-    """Keep the labels with the lower losses of a class when all of them would be flagged while most
-    labels of the other classes are kept. Not in the paper."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PLSSettings(DetectionSettings):
-    """Pseudo-Loss Selection. The defaults follow the released program."""
-
-    # Pseudo-labels and trust
-    gamma: float = 2.0
-    """Exponent that sharpens a pseudo-label; 1 leaves the mean of the two predictions."""
-    pseudo_label_norm: Literal["sum", "max"] = "sum"
-    """What a pseudo-label is divided by: its sum or its maximum (the paper)."""
-    pseudo_label_mode: Literal["train", "eval"] = "train"
-    """Mode of the network that makes pseudo-labels: batch statistics or running statistics."""
-    weighting: Literal["separate", "interpolated", "first"] = "separate"
-    """Trust under mixup: two terms with a normaliser each, one interpolated trust (the paper), or
-    the trust of the first image for both."""
-    trust_metric: Literal["pseudo-loss", "confidence", "entropy", "threshold"] = "pseudo-loss"
-    """What trust comes from: a mixture of the pseudo-loss, of the confidence of the pseudo-label or
-    of its entropy; threshold: 1 where the confidence exceeds trust_threshold, else 0."""
-    trust_threshold: float = 0.95
-    """Confidence above which a pseudo-label is trusted, with trust_metric threshold."""
-    initial_trust: bool = False
-    """Compute trust before the first epoch after the warm-up (the paper's Algorithm 1), instead of
-    after it."""
-
-    # Terms of the loss
-    mu: float = 0.2
-    """Temperature of the contrastive loss."""
-    contrast_class: Literal["mixed", "own"] = "mixed"
-    """Class of an image in the contrastive loss: of its mixed target, or of its own target (the
-    paper)."""
-    contrast_labels: Literal["rows", "mixed"] = "rows"
-    """Label similarity of mixed images: the rows of Y Yᵀ mixed, or Y_mix Y_mixᵀ (the paper)."""
-    contrast_mix: Literal["shared", "separate"] = "shared"
-    """Mixing in the contrastive loss: as in the classification loss, or with a λ, partners and a
-    forward pass of its own (the paper; slower)."""
-    balance: float = 1.0
-    """Weight of the class-balance term; 0 turns it off."""
-    balance_prior: Literal["uniform", "given"] = "uniform"
-    """Class shares it aims at: uniform, or those of the given labels (imbalanced datasets)."""
-    mixup_lambda: Literal["folded", "uniform"] = "folded"
-    """λ of mixup: uniform and then max(λ, 1 - λ), or just uniform (the paper)."""
-
-    # Parts that can be switched off
-    correct: bool = True
-    """Replace the labels of noisy images by pseudo-labels."""
-    contrast: bool = True
-    """Train the contrastive loss too."""
-    trust_in_classification: bool = True
-    """Weight the classification loss by trust."""
-    trust_in_contrast: bool = True
-    """Let trust decide between class and image in the contrastive loss."""
-    mixup: bool = True
-    """Mix images, during the warm-up and afterwards."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CESettings(DetectionSettings):
-    """Cross-entropy on the given labels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixupSettings(DetectionSettings):
-    """mixup on the given labels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ELRSettings(DetectionSettings):
-    """Early-Learning Regularisation."""
-
-    # Early-learning regularisation
-    elr_lambda: float = 7.0
-    """Weight of the regularisation term. 7 is the authors' value for CIFAR-100, 3 for CIFAR-10."""
-    elr_beta: float = 0.9
-    """How much of the old target stays when a prediction is added to it. The authors use 0.9 for
-    CIFAR-100, 0.7 for CIFAR-10."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoTeachingSettings(DetectionSettings):
-    """Co-teaching."""
-
-    # Co-teaching
-    forget_rate: float = 0.2
-    """Share of every batch that is dropped in the end: the noise rate, if it is known."""
-    forget_epochs: int = 10
-    """Epochs over which the dropped share grows from 0 to forget_rate."""
-    ensemble: bool = False
-    """Predict with the mean of both networks, instead of the first one (the paper)."""
-
-
-METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
-    "pls": PLSSettings,
-    "ce": CESettings,
-    "mixup": MixupSettings,
-    "elr": ELRSettings,
-    "co-teaching": CoTeachingSettings,
-}
-"""The settings of each method, by its name; docs/add-a-method.md says how to add one."""
 
 # ------------------------------------------------------------------- settings of every method
 
@@ -155,7 +33,7 @@ class Settings:
     # What is trained
     method: str = "pls"
     """pls; a baseline: ce (cross-entropy), mixup; or a rival: elr, co-teaching."""
-    network: str = "preactresnet18"
+    network: Annotated[str, A_NAME] = "preactresnet18"
     """preactresnet18, its variants preactresnet18-stemnorm and preactresnet18-released, small-cnn,
     or the name of any timm model."""
     weights: str | None = None
@@ -165,33 +43,33 @@ class Settings:
     head_start: bool = False
     """With weights: audit the labels by the network's frozen features, and start from a linear head
     that is fitted to the corrected labels. Batch norms then keep their statistics."""
-    projection: int = 128
+    projection: Annotated[int, within(1, 65_536)] = 128
     """Dimensions of the linear projection into the contrastive space."""
 
     # Length and learning rate
-    epochs: int = 200
+    epochs: Annotated[int, within(1, 1_000_000)] = 200
     """Number of passes over the images."""
-    warmup: int | None = None
+    warmup: Annotated[int | None, at_least(0)] = None
     """Warm-up epochs, before labels are corrected. None: 15% of the epochs (at least 1)."""
-    batch_size: int = 256
+    batch_size: Annotated[int, within(2, 1_048_576)] = 256
     """Images per step. A value other than the preset's scales its learning rate."""
-    accumulate: int = 1
+    accumulate: Annotated[int, at_least(1)] = 1
     """Split each batch into this many parts and accumulate gradients, to save device memory."""
-    lr: float = 0.1
+    lr: Annotated[float, above(0, 100)] = 0.1
     """Learning rate at the start."""
     schedule: str = "cosine"
     """Learning rate after the warm-up: cosine, constant, or steps:80,120:0.1 (multiplied by 0.1 at
     the start of epochs 81 and 121)."""
-    momentum: float = 0.9
+    momentum: Annotated[float, SHARE] = 0.9
     """Momentum of SGD."""
-    weight_decay: float = 5e-4
+    weight_decay: Annotated[float, SHARE] = 5e-4
     """Weight decay of SGD."""
 
     # Views
-    image_size: int | None = None
+    image_size: Annotated[int | None, within(8, 4096)] = None
     """Pixels per side that the network sees: larger images are cropped. None: the whole image; for
     image files, the size the network was made for."""
-    pad: int | None = None
+    pad: Annotated[int | None, within(0, 512)] = None
     """Zero padding in pixels before the random crop. None: an eighth of the size (4 at 32)."""
     flip: bool = True
     """Flip images horizontally at random. Turn off where left and right matter (digits, text)."""
@@ -209,7 +87,7 @@ class Settings:
     labels:FILE.csv."""
     pool: str | None = None
     """Images for +out: a folder, a .npy file, or a folder of ImageNet32 batch files."""
-    seed: int = 1
+    seed: Annotated[int, Limit(lambda v: 0 <= v < 2**63, "0 to 2^63 - 1")] = 1
     """Seed of everything random: corruption, network, order, views, mixing."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
@@ -248,14 +126,16 @@ class Settings:
         self._check()
 
     def _check(self) -> None:
+        limits = _limits(Settings) | _limits(type(self.method_settings))
         for name, value in as_json(self).items():
-            test, expected = _LIMITS.get(name, (None, ""))
-            if test is not None and value is not None and not test(value):
-                raise InputError(f"{flag(name)} must be {expected}, not {shorten(value)}")
+            limit = limits.get(name)
+            if limit is not None and value is not None and not limit.holds(value):
+                raise InputError(f"{flag(name)} must be {limit.text}, not {shorten(value)}")
         if self.warmup is not None and self.warmup > self.epochs:
             raise InputError(f"--warmup {self.warmup} must not exceed --epochs {self.epochs}")
-        if self.method == "pls" and self.warmup == 0:
-            raise InputError("--warmup must be at least 1 for --method pls: stage 1 needs a loss")
+        needed = self.method_settings.needs_warmup
+        if needed and self.warmup == 0:
+            raise InputError(f"--warmup must be at least 1 for --method {self.method}: {needed}")
         if self.head_start and self.weights is None:
             raise InputError(
                 f"--head-start needs --weights, such as {EMBEDDED}: features of a network that is "
@@ -304,32 +184,6 @@ def scaled_schedule(text: str, epochs: int, new_epochs: Any) -> str:
     return f"steps:{','.join(map(str, starts))}:{steps[1]:g}"
 
 
-# What each setting may be: a test, and how an error says it.
-_LIMITS: dict[str, tuple[Any, str]] = {
-    "network": (lambda v: v.strip() != "", "the name of a network"),
-    "projection": (lambda v: 1 <= v <= 65_536, "1 to 65536"),
-    "epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1000000"),
-    "warmup": (lambda v: v >= 0, "0 or more"),
-    "batch_size": (lambda v: 2 <= v <= 1_048_576, "2 to 1048576"),
-    "accumulate": (lambda v: v >= 1, "1 or more"),
-    "lr": (lambda v: 0 < v <= 100, "above 0 and at most 100"),
-    "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "weight_decay": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "threshold": (lambda v: 0 < v < 1, "between 0 and 1"),
-    "trust_threshold": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "gamma": (lambda v: 0 < v <= 100, "above 0 and at most 100"),
-    "mu": (lambda v: 0.001 <= v <= 1000, "0.001 to 1000"),
-    "balance": (lambda v: 0 <= v <= 1000, "0 to 1000"),
-    "image_size": (lambda v: 8 <= v <= 4096, "8 to 4096"),
-    "pad": (lambda v: 0 <= v <= 512, "0 to 512"),
-    "elr_lambda": (lambda v: 0 <= v <= 1000, "0 to 1000"),
-    "elr_beta": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "forget_rate": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "forget_epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1000000"),
-    "seed": (lambda v: 0 <= v < 2**63, "0 to 2^63 - 1"),
-}
-
-
 # ------------------------------------------------------------------- about the settings themselves
 
 
@@ -339,8 +193,24 @@ _HINTS: dict[type, dict[str, Any]] = {}
 def _hints(settings: type) -> dict[str, Any]:
     """Names and types of the fields of a dataclass."""
     if settings not in _HINTS:
-        _HINTS[settings] = get_type_hints(settings)
+        hints = get_type_hints(settings)
+        _HINTS[settings] = {f.name: hints[f.name] for f in dataclasses.fields(settings)}
     return _HINTS[settings]
+
+
+_LIMITS: dict[type, dict[str, Limit]] = {}
+
+
+def _limits(settings: type) -> dict[str, Limit]:
+    """What the settings of a dataclass may be, from their annotations."""
+    if settings not in _LIMITS:
+        _LIMITS[settings] = {
+            name: limit
+            for name, hint in get_type_hints(settings, include_extras=True).items()
+            for limit in getattr(hint, "__metadata__", ())
+            if isinstance(limit, Limit)
+        }
+    return _LIMITS[settings]
 
 
 def _shared() -> dict[str, Any]:

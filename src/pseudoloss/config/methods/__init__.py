@@ -1,0 +1,27 @@
+"""The settings of each method, one file each, with their limits and help texts."""
+
+from pseudoloss.config.methods.ce import CESettings
+from pseudoloss.config.methods.co_teaching import CoTeachingSettings
+from pseudoloss.config.methods.detection import DetectionSettings
+from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.mixup import MixupSettings
+from pseudoloss.config.methods.pls import PLSSettings
+
+__all__ = [
+    "METHOD_SETTINGS",
+    "CESettings",
+    "CoTeachingSettings",
+    "DetectionSettings",
+    "ELRSettings",
+    "MixupSettings",
+    "PLSSettings",
+]
+
+METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
+    "pls": PLSSettings,
+    "ce": CESettings,
+    "mixup": MixupSettings,
+    "elr": ELRSettings,
+    "co-teaching": CoTeachingSettings,
+}
+"""The settings of each method, by its name; docs/add-a-method.md says how to add one."""

@@ -1,0 +1,154 @@
+"""How each method is made from the settings of a run."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from pseudoloss.config import (
+    CoTeachingSettings,
+    DetectionSettings,
+    ELRSettings,
+    PLSSettings,
+    Settings,
+)
+from pseudoloss.errors import InputError
+from pseudoloss.methods import detection, metrics, pls
+from pseudoloss.methods.base import Method, fold, no_mixing, uniform
+from pseudoloss.methods.ce import CrossEntropy
+from pseudoloss.methods.co_teaching import CoTeaching
+from pseudoloss.methods.detection import LossDetector
+from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.mixture import Mixture
+from pseudoloss.methods.mixup import Mixup
+from pseudoloss.methods.pls_metrics import of_pseudo_labels
+from pseudoloss.methods.pseudo_labels import PLSState
+
+
+class Given(NamedTuple):
+    """What a method is built from, beside the settings of the run."""
+
+    detector: LossDetector
+    given_N: Tensor  # given labels, on the device of the run
+    classes: int
+
+
+def build(settings: Settings, given_N: Tensor, classes: int, weak_is_plain: bool) -> Method:
+    """The method that the settings ask for.
+
+    Args:
+        settings: of the run.
+        given_N: the given labels, on the device of the run.
+        classes: number of classes.
+        weak_is_plain: whether weak views are the same as plain ones, by the settings.
+    """
+    detector = build_detector(settings.method_settings, weak_is_plain)
+    return BUILDERS[settings.method](settings, Given(detector, given_N, classes))
+
+
+def build_ce(settings: Settings, given: Given) -> Method:
+    return CrossEntropy(given.detector, settings.epochs, settings.warmup_epochs)
+
+
+def build_mixup(settings: Settings, given: Given) -> Method:
+    return Mixup(given.detector, settings.epochs, settings.warmup_epochs)
+
+
+def build_elr(settings: Settings, given: Given) -> Method:
+    own = cast(ELRSettings, settings.method_settings)
+    length = (settings.epochs, settings.warmup_epochs)
+    return ELR(given.detector, *length, own.elr_lambda, own.elr_beta)
+
+
+def build_co_teaching(settings: Settings, given: Given) -> Method:
+    own = cast(CoTeachingSettings, settings.method_settings)
+    length = (settings.epochs, settings.warmup_epochs)
+    return CoTeaching(given.detector, *length, own.forget_rate, own.forget_epochs, own.ensemble)
+
+
+def build_pls(settings: Settings, given: Given) -> Method:
+    own = cast(PLSSettings, settings.method_settings)
+    options = pls_options(own, given.given_N, given.classes)
+    return pls.PLS(given.detector, options, settings.epochs, settings.warmup_epochs)
+
+
+BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
+    "pls": build_pls,
+    "ce": build_ce,
+    "mixup": build_mixup,
+    "elr": build_elr,
+    "co-teaching": build_co_teaching,
+}
+"""How each method is built from the settings, by its name."""
+
+
+def build_detector(own: DetectionSettings, weak_is_plain: bool = False) -> LossDetector:
+    if own.noise_metric == "kl" and weak_is_plain:
+        raise InputError(
+            "--noise-metric kl compares the plain view of an image with a weak one; without "
+            "padding, crop and flip they are the same. Use --pad 1 or more, or --flip"
+        )
+    rules = {"noisy": detection.high_loss, "clean": detection.not_low_loss}
+    return LossDetector(
+        own.noise_metric, rules[own.threshold_on], own.threshold, own.protect_rare_classes
+    )
+
+
+def pls_options(own: PLSSettings, given_N: Tensor, classes: int) -> pls.Options:
+    normalise = {"sum": pls.by_sum, "max": pls.by_max}[own.pseudo_label_norm]
+    make = partial(pls.make_pseudo_labels, gamma=own.gamma, normalise=normalise)
+    lambdas = {"folded": fold, "uniform": uniform}
+    return pls.Options(
+        make_pseudo_labels=make if own.correct else None,
+        pseudo_labels_in_eval=own.pseudo_label_mode == "eval",
+        trust=_trust(own),
+        trust_values=None if own.trust_metric == "threshold" else own.trust_metric,
+        initial_trust=own.initial_trust,
+        trust_in_classification=own.trust_in_classification,
+        trust_in_contrast=own.trust_in_contrast,
+        classification={
+            "separate": pls.classification_separate,
+            "interpolated": pls.classification_interpolated,
+            "first": pls.classification_first,
+        }[own.weighting],
+        lambda_rule=lambdas[own.mixup_lambda] if own.mixup else no_mixing,
+        contrast=own.contrast,
+        mu=own.mu,
+        contrastive_class={"mixed": pls.class_of_mixed, "own": pls.class_of_own}[
+            own.contrast_class
+        ],
+        label_similarity={"rows": pls.similarity_of_rows, "mixed": pls.similarity_of_mixed}[
+            own.contrast_labels
+        ],
+        separate_contrast_mix=own.contrast_mix == "separate",
+        balance=own.balance,
+        prior_C=_prior(own.balance_prior, given_N, classes),
+    )
+
+
+def _trust(own: PLSSettings) -> pls.Trust:
+    """Stage 2, by the metric that the settings name."""
+
+    def by_pseudo_loss(state: PLSState) -> tuple[Tensor, Mixture | None]:
+        return pls.trust_by_mixture(state.pseudo_loss_N, state.noisy_N)
+
+    if own.trust_metric == "pseudo-loss":
+        return by_pseudo_loss
+    metric = metrics.entropy if own.trust_metric == "entropy" else metrics.confidence
+
+    def by_metric(state: PLSState) -> tuple[Tensor, Mixture | None]:
+        value_N = of_pseudo_labels(metric, state)
+        if own.trust_metric != "threshold":
+            return pls.trust_by_mixture(value_N, state.noisy_N)
+        return pls.trust_confident(value_N, state.noisy_N, own.trust_threshold), None
+
+    return by_metric
+
+
+def _prior(kind: str, given_N: Tensor, classes: int) -> Tensor:
+    """The class shares that the balance term aims at."""
+    if kind == "uniform":
+        return torch.full((classes,), 1 / classes, device=given_N.device)
+    return torch.bincount(given_N, minlength=classes).float() / len(given_N)
