@@ -300,3 +300,28 @@ def test_kills_compares_every_file(program, finished, tmp_path):
     assert found == ["labels.csv", "last.safetensors", "metrics.jsonl"]
     (other / "summary.json").unlink()
     assert kills.state_of(other) == "an epoch"
+
+
+def test_kills_plans_so_many_of_each_kind(program):
+    kills = program("kills")
+    plan = kills.Plan({2: 1, 1: 2}, deadline=float("inf"))
+    assert plan.next_run()[2] == 2  # of two processes first
+    assert [plan.take(2), plan.take(2)] == [True, False]
+    number, _, processes = plan.next_run()
+    assert (number, processes) == (1, 1)
+    plan.give_back(2)
+    assert plan.next_run()[2] == 2
+    assert kills.Plan({1: 5}, deadline=0.0).next_run() is None
+
+
+def test_kills_knows_how_a_signal_ends_a_run(program):
+    expected = program("kills").as_expected
+    error = "Traceback (most recent call last):\n  File ...\n"
+    assert expected(0, 15, "", 1)  # it came after the end
+    assert expected(143, 15, "stopped; resume with ...\n", 1)
+    assert not expected(143, 15, f"stopped\n{error}", 1)
+    assert not expected(1, 15, "stopped\n", 1)
+    assert expected(-9, 9, "", 1)
+    assert not expected(137, 9, "", 1)
+    assert expected(1, 9, f"another process ended\n{error}", 2)  # torchrun's own
+    assert not expected(1, 9, error + error, 2)

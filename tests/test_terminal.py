@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import os
 import sys
 import unicodedata
 from pathlib import Path
@@ -53,10 +54,19 @@ def test_names_in_any_language_are_unchanged():
         assert visible(name) == name
 
 
-def test_rows_are_escaped_for_a_terminal_only():
+def test_rows_are_exact_in_files_only(tmp_path):
     for file, wanted in ((Terminal(), SHOWN), (io.StringIO(), EVIL)):
         VisibleOutput(file).write(EVIL)
         assert file.getvalue() == wanted
+    path = tmp_path / "rows.csv"
+    with path.open("w", encoding="utf-8") as file:
+        VisibleOutput(file).write(EVIL)
+    assert path.read_text(encoding="utf-8") == EVIL
+    reading, writing = os.pipe()  # `| head` leads to a terminal
+    with os.fdopen(writing, "w", encoding="utf-8") as file:
+        VisibleOutput(file).write(EVIL)
+    with os.fdopen(reading, encoding="utf-8") as file:
+        assert file.read() == SHOWN
 
 
 def test_show_prints(capsys):

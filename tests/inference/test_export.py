@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -141,6 +142,23 @@ def test_predict_program_works_without_pseudoloss(form, exported, photo_run, pho
     shell = ["bash", "-o", "pipefail", "-c", f"{command} | head -n 1"]
     short = subprocess.run(shell, cwd=exported[form].path, capture_output=True, text=True)
     assert (short.returncode, short.stdout, short.stderr) == (0, lines[0] + "\n", "")
+
+
+def test_predict_program_shows_control_characters(exported, photo, tmp_path):
+    folder = shutil.copytree(exported["torchscript"].path, tmp_path / "export")
+    classes = json.loads((folder / "classes.json").read_text())
+    (folder / "classes.json").write_text(json.dumps([f"{name}\x1b]0;x\x07" for name in classes]))
+    names = ["a\x1b]0;x\x07\u202e.jpg", "broken\x9b31m.jpg", "übel\u200c.jpg"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"no image" if name[0] == "b" else photo.read_bytes())
+    command = [sys.executable, "export/predict.py", *names]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not set("\x1b\x07\x9b\u202e") & set(done.stdout + done.stderr)
+    first, second = done.stdout.splitlines()
+    assert first.startswith(r"a\u001b]0;x\u0007\u202e.jpg ")
+    assert r"\u001b]0;x\u0007 0." in first or r"\u001b]0;x\u0007 1." in first
+    assert second.startswith("übel\u200c.jpg ")
+    assert done.stderr.startswith(r"broken\u009b31m.jpg: skipped (")
 
 
 @pytest.mark.parametrize("form", list(export.FILES))

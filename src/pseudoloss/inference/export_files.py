@@ -10,6 +10,7 @@ from pseudoloss.data import decoding
 from pseudoloss.data.decoding import PUBLISHED
 from pseudoloss.files import open_regular
 from pseudoloss.inference.model import Description
+from pseudoloss.terminal import CONTROLS
 from pseudoloss.version import __version__
 
 Format = Literal["onnx", "torchscript", "safetensors"]
@@ -103,6 +104,7 @@ Needs NumPy, Pillow and {package}. image_files.py reads files exactly as in trai
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -114,7 +116,14 @@ from image_files import Reader, UnreadableError
 HERE = Path(__file__).resolve().parent
 CLASSES = json.loads((HERE / "classes.json").read_text(encoding="utf-8"))
 STEPS = json.loads((HERE / "preprocessing.json").read_text(encoding="utf-8"))
+CONTROLS = re.compile({controls!r})
 {load}
+
+
+def visible(text):
+    """Names cannot control a terminal: control characters are shown as \\\\u001b."""
+    text = CONTROLS.sub(lambda found: f"\\\\u{{ord(found[0]):04x}}", str(text))
+    return " ".join(text.splitlines())
 
 
 def pixels(path):
@@ -140,10 +149,11 @@ if __name__ == "__main__":
         try:
             found = probabilities([path])[0]
         except UnreadableError as error:
-            print(f"{{path}}: skipped ({{error}})", file=sys.stderr)
+            print(visible(f"{{path}}: skipped ({{error}})"), file=sys.stderr)
             continue
         try:
-            print(path, CLASSES[found.argmax()], f"{{found.max():.4f}}", flush=True)
+            name, label = visible(path), visible(CLASSES[found.argmax()])
+            print(name, label, f"{{found.max():.4f}}", flush=True)
         except BrokenPipeError:  # the output was closed, as with `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             break
@@ -162,11 +172,13 @@ PROGRAMS = {
         package="onnxruntime",
         load='MODEL = onnxruntime.InferenceSession(str(HERE / "model.onnx"))',
         run='MODEL.run(None, {"images": images})[0]',
+        controls=CONTROLS.pattern,
     ),
     "torchscript": _PROGRAM.format(
         package="torch",
         load='MODEL = torch.jit.load(HERE / "model.pt", map_location="cpu").eval()',
         run="MODEL(torch.from_numpy(images)).detach().numpy()",
+        controls=CONTROLS.pattern,
     ),
 }
 
