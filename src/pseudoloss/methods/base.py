@@ -228,8 +228,11 @@ class Detector(Protocol):
     def score(self, scorer: Scorer, state: Any) -> None:
         """Fill in losses and predictions."""
 
-    def flag(self, scorer: Scorer, state: Any) -> None:
-        """Fill in which labels are noisy, from the losses or another metric."""
+    def values(self, scorer: Scorer, state: Any) -> Tensor:
+        """The losses, or another metric, after this epoch."""
+
+    def flag(self, scorer: Scorer, state: Any, values_N: Tensor | None = None) -> None:
+        """Fill in which labels are noisy, from these values; None: those of this epoch."""
 
     def compare(self, scorer: Scorer, state: Any, wrong_N: Tensor) -> dict[str, float | None]:
         """How well each metric finds the labels that are truly wrong: its AUC."""

@@ -106,8 +106,11 @@ class LossDetector:
             state.loss_N[rows] = F.cross_entropy(logits_BC, scorer.given_N[rows], reduction="none")
             state.predicted_N[rows] = logits_BC.argmax(1)
 
-    def flag(self, scorer: Scorer, state: LabelState) -> None:
-        mixture = fit_two_modes(noise_metrics((self.metric,), scorer, state)[self.metric])
+    def flag(self, scorer: Scorer, state: LabelState, values_N: Tensor | None = None) -> None:
+        """`values_N`: what the mixture is fitted to, if it is not the metric of this epoch."""
+        if values_N is None:
+            values_N = self.values(scorer, state)
+        mixture = fit_two_modes(values_N)
         noisy_N = self.rule(mixture, self.threshold)
         state.p_noisy_N.copy_(1 - mixture.low_N)
         state.fitted.copy_(mixture.fitted)
@@ -117,6 +120,10 @@ class LossDetector:
             )
             state.protected_C.copy_(flagged_C)
         state.noisy_N.copy_(noisy_N)
+
+    def values(self, scorer: Scorer, state: LabelState) -> Tensor:
+        """The metric that the mixture is fitted to."""
+        return noise_metrics((self.metric,), scorer, state)[self.metric]
 
     def compare(
         self, scorer: Scorer, state: LabelState, wrong_N: Tensor

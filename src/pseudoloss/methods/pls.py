@@ -212,7 +212,10 @@ class Options:
 
 
 class PLS(Method):
+    """Algorithm 1. Methods that add to it override single parts of it (pls_plus.py)."""
+
     compared = ("metrics", "bias", "pseudo_loss")
+    scored_by: str | None = None  # role of the network that both stages ask; None: that predicts
 
     def __init__(self, detector: Detector, options: Options, epochs: int, warmup: int) -> None:
         super().__init__(detector, warmup)
@@ -248,34 +251,57 @@ class PLS(Method):
             [WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1
         )
         weak_view = views.weak(images_BCHW, first_draws)
-        shown = ViewBatch([], [batch.mixes[0].of(weak_view)])
+        shown = ViewBatch([], [self.mixed_view(weak_view, batch)])
         if o.make_pseudo_labels is not None:
             shown.no_grad.extend([weak_view, views.weak(images_BCHW, second_draws)])
         if o.contrast:
-            shown.with_grad.append(views.strong(images_BCHW, strong_draws))
+            shown.with_grad.append(self.strong_view(views, images_BCHW, strong_draws))
             if o.separate_contrast_mix:
                 shown.with_grad.append(batch.mixes[1].of(weak_view))
         return {NET: shown}
 
+    def mixed_view(self, weak_view: Tensor, batch: Batch) -> Tensor:
+        """The view of the classification loss."""
+        return self.mixing(batch).of(weak_view)
+
+    def mixing(self, batch: Batch) -> Mix:
+        """How views and targets of the classification loss are mixed."""
+        return batch.mixes[0]
+
+    def strong_view(self, views: Views, images_BCHW: Tensor, draws_BK: Tensor) -> Tensor:
+        """The view that contrastive learning compares with the mixed one."""
+        return views.strong(images_BCHW, draws_BK)
+
     def loss(self, outputs: dict[str, Outputs], batch: Batch, state: PLSState) -> Tensor:
         """Lines 16 to 27."""
-        o, net = self.options, outputs[NET]
-        target_BC = F.one_hot(batch.given_B, len(o.prior_C)).float()
-        if o.make_pseudo_labels is not None:
-            (first_BC, _), (second_BC, _) = net.no_grad
-            pseudo_BC = o.make_pseudo_labels(first_BC, second_BC)
-            state.store(batch.index_B, pseudo_BC)
-            target_BC = torch.where(state.noisy_N[batch.index_B, None], pseudo_BC, target_BC)
-        w_B = state.trust_N[batch.index_B]
+        target_BC = self.targets(outputs, batch, state)
+        return self.terms(outputs[NET], target_BC, state.trust_N[batch.index_B], batch)
 
+    def targets(self, outputs: dict[str, Outputs], batch: Batch, state: PLSState) -> Tensor:
+        """Lines 16 to 18: given labels, or pseudo-labels where these are noisy."""
+        target_BC = F.one_hot(batch.given_B, len(self.options.prior_C)).float()
+        if self.options.make_pseudo_labels is None:
+            return target_BC
+        pseudo_BC = self.pseudo_labels_of(outputs, state)
+        state.store(batch.index_B, pseudo_BC)
+        return torch.where(state.noisy_N[batch.index_B, None], pseudo_BC, target_BC)
+
+    def pseudo_labels_of(self, outputs: dict[str, Outputs], state: PLSState) -> Tensor:
+        """The pseudo-labels of a batch."""
+        (first_BC, _), (second_BC, _) = outputs[NET].no_grad
+        assert self.options.make_pseudo_labels is not None
+        return self.options.make_pseudo_labels(first_BC, second_BC)
+
+    def terms(self, net: Outputs, target_BC: Tensor, w_B: Tensor, batch: Batch) -> Tensor:
+        """Lines 19 to 27: the terms of the loss."""
+        o, mix = self.options, self.mixing(batch)
         logits_BC, weak_BD = net.with_grad[0]
         w_classif_B = w_B if o.trust_in_classification else None
-        loss = o.classification(logits_BC, target_BC, w_classif_B, batch.mixes[0])
+        loss = o.classification(logits_BC, target_BC, w_classif_B, mix)
         if o.balance > 0:
             loss = loss + o.balance * class_balance(logits_BC, o.prior_C)
         if o.contrast:
             _, strong_BD = net.with_grad[1]
-            mix = batch.mixes[0]
             if o.separate_contrast_mix:
                 (_, weak_BD), mix = net.with_grad[2], batch.mixes[1]
             class_BC = o.contrastive_class(target_BC, mix)
@@ -301,6 +327,9 @@ class PLS(Method):
     def stage1(self, scorer: Scorer, state: PLSState) -> None:
         """Section 3.1: which labels are noisy."""
         self.score(scorer, state)
+        self.flag(scorer, state)
+
+    def flag(self, scorer: Scorer, state: PLSState) -> None:
         self.detector.flag(scorer, state)
 
     def both_stages(self, scorer: Scorer, state: PLSState) -> None:
@@ -320,7 +349,7 @@ class PLS(Method):
 
     def score(self, scorer: Scorer, state: PLSState) -> None:
         """Losses, pseudo-losses and predictions of all images."""
-        for rows, (logits_BC,) in scorer.logits():
+        for rows, (logits_BC,) in scorer.logits(role=self.scored_by):
             state.loss_N[rows] = F.cross_entropy(logits_BC, scorer.given_N[rows], reduction="none")
             state.pseudo_loss_N[rows] = pseudo_loss(state.pseudo_labels(rows), logits_BC)
             state.predicted_N[rows] = logits_BC.argmax(1)
