@@ -301,15 +301,24 @@ def test_a_fused_network_is_the_eager_network(name, count, no_grad, channels, si
     fused network is moved.
     """
     torch.manual_seed(seed)
-    assert fused_error(name, count, no_grad, channels, size, heads) <= 1
+    assert fused_error(name, count * (4,), no_grad, channels, size, heads) <= 1
 
 
-def fused_error(name, count, no_grad, channels, size, heads):
-    """The largest error of a fused network; 1 is the largest that is allowed."""
+@pytest.mark.usefixtures("large_blocks")
+@pytest.mark.parametrize("no_grad", [0, 1, 2, 3])
+def test_views_of_different_sizes_have_statistics_of_their_own(no_grad):
+    torch.manual_seed(0)
+    assert fused_error("small-cnn", (4, 4, 2, 8), no_grad, 3, (8, 8), "both") <= 1
+
+
+def fused_error(name, views_of, no_grad, channels, size, heads):
+    """The largest error of a fused network, for views of so many images; 1 is the largest that is
+    allowed."""
     eager = build(name, channels=channels, size=size, classes=4, projection=3)
     exact, fused = copy.deepcopy(eager).double(), copy.deepcopy(eager)
     fused.fused = True
-    views = [torch.randn(4, channels, *size) for _ in range(count)]
+    count = len(views_of)
+    views = [torch.randn(images, channels, *size) for images in views_of]
 
     def results(network):
         dtype = next(network.parameters()).dtype

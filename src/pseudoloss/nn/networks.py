@@ -6,7 +6,7 @@ Shapes: B images, C classes, D dimensions of the contrastive space.
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -74,14 +74,18 @@ class Network(nn.Module):
         return self
 
     def forward_views(self, *views: Tensor, no_grad: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Logits and projection of every view, in one pass if that is faster. The first
-        `no_grad` views need no gradient."""
+        """Logits and projection of every view, in one pass for views of one size if that is
+        faster. The first `no_grad` views need no gradient."""
+        outputs: list[tuple[Tensor, Tensor]] = []
         if self.fused and self.training and not self.synced:
-            logits, projected = self(torch.cat(views), len(views), no_grad)
-            chunks = logits.chunk(len(views)), projected.chunk(len(views))
-            outputs = list(zip(*chunks, strict=True))
+            for _, same_size in groupby(views, len):
+                group = list(same_size)
+                free = min(max(no_grad - len(outputs), 0), len(group))
+                with torch.set_grad_enabled(torch.is_grad_enabled() and free < len(group)):
+                    logits, projected = self(torch.cat(group), len(group), free)
+                chunks = logits.chunk(len(group)), projected.chunk(len(group))
+                outputs += zip(*chunks, strict=True)
         else:
-            outputs = []
             for i, view in enumerate(views):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and i >= no_grad):
                     outputs.append(self(view))

@@ -1,0 +1,62 @@
+"""MixMatch (Berthelot et al., NeurIPS 2019), as methods use it that keep the labels of some images
+and train on the others without theirs: DivideMix and EvidentialMix.
+
+Every image has two weak views. The mean prediction for them corrects the label of an image that has
+one, and stands in for it where there is none. Then all views are mixed with each other.
+
+Shapes: B images of a kind in a batch (labelled or not), C classes, X = 4·B mixed views.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pseudoloss.methods.mixup import cross_entropy
+
+
+def ramp_up(epochs: float, length: float) -> float:
+    """Rises from 0 to 1 over the first `length` epochs."""
+    return min(max(epochs / length, 0.0), 1.0)
+
+
+def mean_prediction(views: Sequence[Tensor]) -> Tensor:
+    """The mean of the softmax of the logits of several views or networks."""
+    return torch.stack([logits_BC.float().softmax(1) for logits_BC in views]).mean(0)
+
+
+def sharpen(p_BC: Tensor, temperature: float) -> Tensor:
+    """p^(1/T), normalised. In logarithms, so that no power of a small probability underflows."""
+    return (p_BC.clamp(min=torch.finfo(p_BC.dtype).tiny).log() / temperature).softmax(1)
+
+
+def refine(given_BC: Tensor, p_BC: Tensor, w_B: Tensor, temperature: float) -> Tensor:
+    """Sharpened w·y + (1 - w)·p: a label is kept as far as it is probably correct, w."""
+    w_B1 = w_B[:, None]
+    return sharpen(w_B1 * given_BC + (1 - w_B1) * p_BC, temperature)
+
+
+def squared_error(logits_XC: Tensor, target_XC: Tensor) -> Tensor:
+    """Mean (p - target)², over images and classes (the Brier score, divided by C)."""
+    return (logits_XC.float().softmax(1) - target_XC).square().mean()
+
+
+def of_both_kinds(labelled_BC: Tensor, unlabelled_BC: Tensor) -> Tensor:
+    """One row for each view: the first view of the labelled and of the unlabelled images, then the
+    second view of both."""
+    return torch.cat([labelled_BC, unlabelled_BC, labelled_BC, unlabelled_BC])
+
+
+def separate(rows_XC: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of labelled and of unlabelled images, from the order of `of_both_kinds`."""
+    labelled, unlabelled = rows_XC.unflatten(0, (2, 2, -1)).unbind(1)
+    return labelled.flatten(0, 1), unlabelled.flatten(0, 1)
+
+
+def mixed_loss(logits_XC: Tensor, target_XC: Tensor, strength: Tensor | float) -> Tensor:
+    """Cross-entropy of the views that count as labelled, and `strength` times the squared error of
+    the others. A mixed view counts as its first, dominant part."""
+    labelled, unlabelled = separate(logits_XC)
+    labels, guesses = separate(target_XC)
+    fit = cross_entropy(labelled, labels).mean()
+    return fit + strength * squared_error(unlabelled, guesses)
