@@ -48,10 +48,14 @@ class Views:
         height, width = self.size
         top = (images_BCHW.shape[2] - height) // 2
         left = (images_BCHW.shape[3] - width) // 2
-        return self._normalise(images_BCHW[:, :, top : top + height, left : left + width] / 255)
+        return self.normalise(images_BCHW[:, :, top : top + height, left : left + width] / 255)
 
     def weak(self, images_BCHW: Tensor, draws_BK: Tensor) -> Tensor:
         """Padded, randomly cropped and randomly mirrored."""
+        return self.normalise(self.cropped(images_BCHW, draws_BK) / 255)
+
+    def cropped(self, images_BCHW: Tensor, draws_BK: Tensor) -> Tensor:
+        """A weak view before it is normalised: uint8."""
         H, W = (
             stored + 2 * self._padding(stored, seen)
             for stored, seen in zip(images_BCHW.shape[2:], self.size, strict=True)
@@ -62,7 +66,7 @@ class Views:
         mirror_B = (draws_BK[:, 2] < 0.5) & self.flip
         pad_y, pad_x = (H - images_BCHW.shape[2]) // 2, (W - images_BCHW.shape[3]) // 2
         padded = F.pad(images_BCHW, (pad_x, pad_x, pad_y, pad_y))
-        return self._normalise(crop(padded, top_B, left_B, mirror_B, self.size) / 255)
+        return crop(padded, top_B, left_B, mirror_B, self.size)
 
     def weak_is_plain(self, stored: Sequence[int]) -> bool:
         """Whether the weak view of images of this size is always the plain view."""
@@ -78,12 +82,13 @@ class Views:
         x = jitter(x, *jitter_parameters(draws_BK[:, k + 3 : k + 9]))
         grey_B = draws_BK[:, k + 9] < GREY_PROBABILITY
         x = torch.where(grey_B[:, None, None, None], to_grey(x).expand_as(x), x)
-        return self._normalise(x)
+        return self.normalise(x)
 
     def _padding(self, stored: int, seen: int) -> int:
         return self.pad if stored == seen else 0
 
-    def _normalise(self, x_BChw: Tensor) -> Tensor:
+    def normalise(self, x_BChw: Tensor) -> Tensor:
+        """Images from 0 to 1, as the network sees them."""
         x = (x_BChw - self.mean_C[:, None, None]) / self.std_C[:, None, None]
         return x.contiguous(memory_format=torch.channels_last)
 
