@@ -76,7 +76,8 @@ def test_trials_count_only_if_there_are_no_other_runs(tmp_path, capsys):
     assert f"\ndigits-ce: seed 1 {left} --epochs 30)\n" in text
     assert f"\ndigits-ce: seed 4 {left} --epochs 30)\n" in text
     assert "\ndigits-ce: seeds 1 2 of ce.json\n" in text
-    assert "*" not in text
+    assert "labels*" not in text
+    assert "\n* " not in text
     # Only runs that differ in the same way count together.
     write_cell_run(tmp_path, "digits-ce", 3, 60, 10, epochs=3)
     row = read_table("digits", "--out", tmp_path, capsys=capsys)["digits-ce"]
@@ -159,8 +160,34 @@ def test_a_table_without_runs_says_where_it_looked(tmp_path, capsys, monkeypatch
         assert f"{flag} nowhere: no such folder" in err
 
 
+def test_published_numbers_and_what_to_know_about_them(tmp_path, capsys):
+    write_cell_run(tmp_path, "id80-pls", 1, 63, 64)
+    arguments = ["id-noise", "--out", tmp_path, "--only", "id80-*"]
+    _, text, _ = call("table", *arguments, capsys=capsys)
+    rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    assert ["r_in = 0.8", "Sel-CL+", "59.60", "–", "–", "published", "–"] in rows
+    marked = next(row[2] for row in rows if row[1:2] == ["ELR+"])
+    number = re.fullmatch(r"60\.08 \[(\d)\]", marked)[1]
+    assert f"\n[{number}] published: probably a typo of 60.8" in text
+    assert "\npublished, other methods: at 20, 50 and 80% from their papers" in text
+    two = next(row[2] for row in rows if row[1:2] == ["Dynamic Bootstrapping"])
+    assert re.fullmatch(r"45\.67 \[\d, \d\]", two)
+    _, text, _ = call("table", *arguments, "--format", "markdown", capsys=capsys)
+    assert f"| ELR+ | 60.08 [{number}] |" in text
+    assert f"\n- [{number}] published: probably" in text
+    row = read_table(*arguments, capsys=capsys)["id80-elr-plus"]
+    assert (row["paper"], row["n"]) == ("60.08", "0")
+    assert row["doubts"].startswith("probably a typo")
+    # Nothing about others where only PLS is shown.
+    _, text, _ = call("table", "id-noise", "--out", tmp_path, "--method", "pls", capsys=capsys)
+    assert "published," not in text
+    assert "extra" not in text
+
+
 def test_extra_cells_are_counted_and_runs_of_them_mentioned(tmp_path, capsys):
-    line = "8 extra cells (baselines, trials) are not shown; --only '*' shows all\n"
+    what = "extra cells (baselines, other methods, trials) are not shown; --only '*' shows all\n"
+    count = len(EXPERIMENTS["id-noise"].choose_numbers(["*"])) - 5
+    line = f"{count} {what}"
     assert call("table", "id-noise", "--out", tmp_path, capsys=capsys)[1].endswith(line)
     for arguments in (["id-noise", "--only", "*"], ["id-noise", "--only", "id0*"], ["mu"]):
         assert "extra" not in call("table", *arguments, "--out", tmp_path, capsys=capsys)[1]

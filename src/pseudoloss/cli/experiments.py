@@ -46,11 +46,12 @@ def experiments_list(arguments: list[str]) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment")
     args = parser.parse(arguments)
     from pseudoloss.experiments.catalogue import EXPERIMENTS, PLOTS, find_experiment
+    from pseudoloss.experiments.published import method_title
 
     if args.name is not None:
         experiment = find_experiment(args.name)
         has_extra = any(cell.extra for cell in experiment.cells)
-        hint = "; extra cells run only with --only" if has_extra else ""
+        hint = "; extra cells run only with --only or --method" if has_extra else ""
         show(f"{experiment.title} ({experiment.where}){hint}")
         for cell in experiment.cells:
             changes = " ".join(as_flag(name, value) for name, value in cell.changes.items())
@@ -58,6 +59,11 @@ def experiments_list(arguments: list[str]) -> None:
             extra = "extra" if cell.extra else ""
             line = f"  {cell.name:32} {paper:12} {extra:6} --preset {cell.preset} {changes}"
             show(line.rstrip())
+        others = dict.fromkeys(number.method for number in experiment.published)
+        for method in others:
+            numbers = [n for n in experiment.published if n.method == method]
+            paper = ", ".join(f"{n.row} {n.paper:.2f}" for n in numbers if n.paper is not None)
+            show(f"  published only: {method_title(method)} ({method}): {paper}")
         return
     show("experiments (list NAME shows the cells):")
     for name, experiment in EXPERIMENTS.items():
@@ -91,6 +97,7 @@ def experiments_run(arguments: list[str]) -> None:
     text = "seeds of the noise and the training (default: 1 2 3)"
     add("--seeds", type=whole, nargs="+", default=[1, 2, 3], metavar="N", help=text)
     _add_only(parser)
+    _add_method(parser)
     add_several(parser, "--set", "NAME=VALUE", "change a setting in all cells, such as epochs=2")
     add("--minutes", type=number, metavar="M", help="stop after M minutes")
     add(
@@ -119,12 +126,18 @@ def experiments_run(arguments: list[str]) -> None:
     from pseudoloss.experiments.catalogue import find_experiment
 
     experiment = find_experiment(args.name)
-    experiment.choose(args.only)
+    experiment.choose(args.only, args.method)
     from pseudoloss.experiments import cells
 
     places, changes = cells.read_places(args.data), cells.read_changes(args.set)
     jobs = cells.plan(
-        experiment, args.out, places, seeds=args.seeds, only=args.only, changes=changes
+        experiment,
+        args.out,
+        places,
+        seeds=args.seeds,
+        only=args.only,
+        methods=args.method,
+        changes=changes,
     )
     if args.dry_run:
         cells.check_values(jobs)
@@ -153,6 +166,7 @@ def experiments_run(arguments: list[str]) -> None:
     if "done" not in counts:
         return
     chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
+    chosen += ["--method", *args.method] if args.method else []
     show("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
     if experiment.name == "selection":
         show("   or: pseudoloss " + shlex.join(["experiments", "plot", "accuracy", *chosen]))
@@ -193,7 +207,8 @@ def _parameters(args: argparse.Namespace) -> dict[str, Any]:
 def _worker_arguments(args: argparse.Namespace) -> list[str]:
     """The arguments of a worker: those of the command, without where workers are started."""
     found = [args.name, "--out", str(args.out), "--seeds", *map(str, args.seeds)]
-    for name, values in (("--data", args.data), ("--only", args.only), ("--set", args.set)):
+    several = {"--data": args.data, "--only": args.only, "--method": args.method, "--set": args.set}
+    for name, values in several.items():
         found += [name, *values] if values else []
     if args.minutes is not None:
         found += ["--minutes", str(args.minutes)]
@@ -215,6 +230,7 @@ def experiments_table(arguments: list[str]) -> None:
     add("--results", type=path, metavar="DIR", help="folder of result files")
     add("--seeds", type=whole, nargs="+", metavar="N", help="count only these seeds (default: all)")
     _add_only(parser)
+    _add_method(parser)
     add(
         "--format",
         choices=("text", "markdown", "csv"),
@@ -227,7 +243,7 @@ def experiments_table(arguments: list[str]) -> None:
     from pseudoloss.experiments.catalogue import find_experiment
 
     experiment = find_experiment(args.name)
-    chosen = experiment.choose(args.only)
+    chosen = experiment.choose_numbers(args.only, args.method)
     from pseudoloss.experiments import tables
     from pseudoloss.files import check_replaceable, write_bytes
 
@@ -239,9 +255,12 @@ def experiments_table(arguments: list[str]) -> None:
     elif out is not None and not out.is_dir():
         raise InputError(f"--out {out}: no such folder")
     lines, notes = tables.collect(chosen, out, results, args.seeds)
-    extra = 0 if args.only else len(experiment.cells) - len(chosen)
+    extra = 0
+    if not args.only and not args.method:
+        extra = len(experiment.cells) + len(experiment.published) - len(chosen)
     if extra:
-        notes.append(f"{extra} extra cells (baselines, trials) are not shown; --only '*' shows all")
+        what = "baselines, other methods, trials"
+        notes.append(f"{extra} extra cells ({what}) are not shown; --only '*' shows all")
     if not any(line.results for line in lines):
         places = " and ".join(str(place) for place in (out, results) if place is not None)
         seeds = f" with --seeds {' '.join(map(str, args.seeds))}" if args.seeds else ""
@@ -319,6 +338,11 @@ def _add_out(parser: Parser) -> None:
 def _add_only(parser: Parser) -> None:
     text = "only cells whose name matches, such as 'id50-*'; '*' matches all, also the extra ones"
     add_several(parser, "--only", "PATTERN", text)
+
+
+def _add_method(parser: Parser) -> None:
+    text = "only cells of these methods, such as divide-mix; also extra cells"
+    add_several(parser, "--method", "METHOD", text)
 
 
 def _say(text: str) -> None:

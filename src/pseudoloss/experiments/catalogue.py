@@ -5,222 +5,182 @@ A table consists of cells. A cell is a preset, the settings that it changes, and
 (docs/experiments.md). This module is fast to import: it does not load torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.errors import InputError, name_hint
+from pseudoloss.experiments import published
+from pseudoloss.experiments.definitions import Cell, Experiment, Published, by_column
+from pseudoloss.experiments.published import Numbers, method_title
+from pseudoloss.presets import PRESETS
+
+BASELINES = ("ce", "mixup")  # on the preset of PLS
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table: what to train for it, and the paper's number.
-
-    Attributes:
-        name: name of its folder; `--only` matches it.
-        row, column: labels of its row and column in the table.
-        source: source for `pseudoloss train`, with DIR in place of the folder.
-        preset: preset for `pseudoloss train`.
-        changes: settings that differ from the preset.
-        pool: out-of-distribution images that replace training images: a kind of `--data`.
-        paper, paper_std: published best accuracy and its standard deviation, if any.
-        extra: baselines and quick trials; they run only if `--only` matches them.
-    """
-
-    name: str
-    row: str
-    column: str
-    source: str
-    preset: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    pool: str | None = None
-    paper: float | None = None
-    paper_std: float | None = None
-    extra: bool = False
-
-    @property
-    def data_kinds(self) -> tuple[str, ...]:
-        """The kinds of data that `--data` must give a folder for."""
-        kind, colon, _ = self.source.partition(":")
-        return (*((kind,) if colon else ()), *((self.pool,) if self.pool else ()))
-
-    @property
-    def records_metrics(self) -> bool:
-        """Whether its runs record the metrics that the plots need."""
-        return bool(self.changes.get("compare_metrics"))
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A table of the paper.
-
-    Attributes:
-        name: name on the command line.
-        title: title of the table.
-        where: which table or figure of the paper it is.
-        row_header, column_header: what the rows and columns stand for, such as "noise", "method".
-        cells: all cells, column by column.
-    """
-
-    name: str
-    title: str
-    where: str
-    row_header: str
-    column_header: str
-    cells: tuple[Cell, ...]
-
-    def choose(self, only: Sequence[str] | None) -> list[Cell]:
-        """The cells whose names match a pattern; without patterns, all cells but the extra ones."""
-        if not only:
-            return [cell for cell in self.cells if not cell.extra]
-        names = [cell.name for cell in self.cells]
-        for pattern in only:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise InputError(
-                    f"--only {pattern}: no such cell of {self.name}{name_hint(pattern, names)}"
-                )
-        return [cell for cell in self.cells if any(fnmatchcase(cell.name, p) for p in only)]
-
-
-METHOD_TITLES = {"pls": "PLS", "ce": "cross-entropy", "mixup": "mixup"}
-
-
-def _pls_and_baselines(
-    name: str, row: str, source: str, preset: str, paper: tuple[Any, ...], pool: str | None = None
-) -> list[Cell]:
-    """PLS and the baselines. `paper` holds the numbers of PLS, its std, CE and mixup."""
-    pls, pls_std, *baselines = paper
-    cells = [
-        Cell(
-            f"{name}-{method}",
-            row,
-            METHOD_TITLES[method],
-            source,
-            preset,
-            {"method": method},
-            pool,
-            accuracy,
-            extra=True,
-        )
-        for method, accuracy in zip(("ce", "mixup"), baselines, strict=False)
+def methods_with_preset(base: str) -> list[str]:
+    """The methods that have a preset of their own for a row of a table: cifar100-id50-elr is that
+    of elr for cifar100-id50."""
+    return [
+        str(values["method"])
+        for name, values in PRESETS.items()
+        if "method" in values and name == f"{base}-{values['method']}"
     ]
-    title = METHOD_TITLES["pls"]
-    return [Cell(f"{name}-pls", row, title, source, preset, {}, pool, pls, pls_std), *cells]
 
 
-def _by_column(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """The cells sorted by column; the order of the rows stays."""
-    cells = list(cells)
-    columns = list(dict.fromkeys(cell.column for cell in cells))
-    return tuple(sorted(cells, key=lambda cell: columns.index(cell.column)))
-
-
-# noise rate in percent: PLS, its std, CE, mixup
-_ID = {
-    0: (78.85, 0.21, 76.99, 79.29),
-    20: (80.03, 0.15, 62.60, 71.55),
-    50: (76.48, 0.25, 46.59, 61.12),
-    80: (63.33, 0.38, 23.46, 37.66),
-}
-
-
-def _id_cells() -> Iterable[Cell]:
-    """At 80% there are two cells of PLS: the preset, with our stage 1, and the released stage 1."""
-    for rate, paper in _ID.items():
-        row = f"r_in = {rate / 100}"
-        pls, *baselines = _pls_and_baselines(
-            f"id{rate}", row, "cifar100:DIR", f"cifar100-id{rate}", paper
+def _numbers_of_row(
+    paper: Numbers, name: str, row: str, source: str, preset: str, pool: str | None = None
+) -> list[Cell | Published]:
+    """A number of every method: PLS; baselines with the preset of PLS; every method with a preset
+    of its own, which an experiment finds without an entry here; and the published rest."""
+    own = methods_with_preset(preset)
+    found: list[Cell | Published] = []
+    for method in dict.fromkeys(("pls", *BASELINES, *paper.methods, *own)):
+        number = Published(
+            name=f"{name}-{method}",
+            row=row,
+            column=method_title(method),
+            method=method,
+            paper=paper.accuracy(method, name),
+            paper_std=paper.deviation(method, name),
+            doubts=paper.about(method, name),
         )
-        if rate == 80:
-            yield replace(pls, row=f"{row}, stage 1 on the capped loss")
-            row = f"{row}, stage 1 as released"
-            yield replace(pls, name=f"{pls.name}-loss", row=row, changes={"noise_metric": "loss"})
+        if method == "pls":
+            found.append(_cell(number, source, preset, pool))
+        elif method in own:
+            found.append(_cell(number, source, f"{preset}-{method}", pool, extra=True))
+        elif method in BASELINES:
+            if number.paper is not None:
+                found.append(_cell(number, source, preset, pool, {"method": method}, True))
         else:
-            yield pls
-        yield from baselines
+            found.append(number)
+    return found
 
 
-ID_NOISE = Experiment(
+def _cell(
+    number: Published,
+    source: str,
+    preset: str,
+    pool: str | None,
+    changes: Mapping[str, Any] | None = None,
+    extra: bool = False,
+) -> Cell:
+    """The cell that trains for a published number."""
+    return Cell(
+        number.name,
+        number.row,
+        number.column,
+        source,
+        preset,
+        changes or {},
+        pool,
+        number.paper,
+        number.paper_std,
+        extra,
+        number.doubts,
+    )
+
+
+def _table(
+    name: str,
+    title: str,
+    where: str,
+    row_header: str,
+    paper: Numbers,
+    numbers: Iterable[Cell | Published],
+) -> Experiment:
+    """A table with a column for each method."""
+    numbers = list(numbers)
+    return Experiment(
+        name,
+        title,
+        where,
+        row_header,
+        "method",
+        by_column(number for number in numbers if isinstance(number, Cell)),
+        by_column(number for number in numbers if isinstance(number, Published)),
+        paper.remarks,
+    )
+
+
+def _id_numbers() -> Iterable[Cell | Published]:
+    """At 80% there are two cells of PLS: the preset, with our stage 1, and the released stage 1."""
+    for name in published.ID_NOISE.rows:
+        row = f"r_in = {int(name.removeprefix('id')) / 100}"
+        for number in _numbers_of_row(
+            published.ID_NOISE, name, row, "cifar100:DIR", f"cifar100-{name}"
+        ):
+            if number.name == "id80-pls" and isinstance(number, Cell):
+                yield replace(number, row=f"{row}, stage 1 on the capped loss")
+                changes = {"noise_metric": "loss"}
+                released = f"{row}, stage 1 as released"
+                yield replace(number, name="id80-pls-loss", row=released, changes=changes)
+            else:
+                yield number
+
+
+ID_NOISE = _table(
     "id-noise",
     "In-distribution noise on CIFAR-100",
     "Table 2",
     "noise",
-    "method",
-    _by_column(_id_cells()),
+    published.ID_NOISE,
+    _id_numbers(),
 )
 
-# (pool, r_out, r_in): PLS, its std, CE, mixup
-_OOD = {
-    ("inet", 20, 20): (76.29, 0.28, 63.68, 66.71),
-    ("inet", 40, 20): (72.06, 0.19, 58.94, 59.54),
-    ("inet", 60, 20): (57.78, 0.26, 46.02, 42.87),
-    ("inet", 40, 40): (56.92, 0.49, 41.39, 38.37),
-    ("places", 20, 20): (76.35, 0.05, 59.88, 66.31),
-    ("places", 40, 20): (71.65, 0.61, 53.46, 59.75),
-    ("places", 60, 20): (57.31, 0.31, 39.55, 39.17),
-    ("places", 40, 40): (55.61, 0.55, 32.06, 34.36),
-}
 _POOLS = {"inet": ("imagenet32", "ImageNet32"), "places": ("places365", "Places365")}
-OOD_NOISE = Experiment(
+
+
+def _ood_numbers() -> Iterable[Cell | Published]:
+    for name in published.OOD_NOISE.rows:
+        pool, outer, inner = name.split("-")
+        kind, title = _POOLS[pool]
+        row = f"{title}, r_out = {int(outer) / 100}, r_in = {int(inner) / 100}"
+        preset = f"cifar100-{name}"
+        yield from _numbers_of_row(published.OOD_NOISE, name, row, "cifar100:DIR", preset, kind)
+
+
+OOD_NOISE = _table(
     "ood-noise",
     "In- and out-of-distribution noise on CIFAR-100",
     "Table 3",
     "noise",
-    "method",
-    _by_column(
-        cell
-        for (pool, outer, inner), paper in _OOD.items()
-        for cell in _pls_and_baselines(
-            f"{pool}-{outer}-{inner}",
-            f"{_POOLS[pool][1]}, r_out = {outer / 100}, r_in = {inner / 100}",
-            "cifar100:DIR",
-            f"cifar100-{pool}-{outer}-{inner}",
-            paper,
-            _POOLS[pool][0],
-        )
-    ),
+    published.OOD_NOISE,
+    _ood_numbers(),
 )
 
-# noise rate in percent: PLS, its std, CE, mixup
-_CNWL = {
-    20: (63.10, 0.14, 47.36, 49.10),
-    40: (60.02, 0.15, 42.70, 46.40),
-    60: (54.41, 0.49, 37.30, 40.58),
-    80: (46.51, 0.20, 29.76, 33.58),
-}
-CNWL = Experiment(
+
+def _cnwl_numbers() -> Iterable[Cell | Published]:
+    for name in published.CNWL.rows:
+        rate = int(name.removeprefix("cnwl-"))
+        source = f"cnwl:DIR:{rate / 100}"
+        yield from _numbers_of_row(published.CNWL, name, f"{rate}% web noise", source, name)
+
+
+CNWL = _table(
     "cnwl",
     "Controlled web noise: mini-ImageNet at 32 pixels",
     "Table 5",
     "noise",
-    "method",
-    _by_column(
-        cell
-        for rate, paper in _CNWL.items()
-        for cell in _pls_and_baselines(
-            f"cnwl-{rate}", f"{rate}% web noise", f"cnwl:DIR:{rate / 100}", f"cnwl-{rate}", paper
-        )
-    ),
+    published.CNWL,
+    _cnwl_numbers(),
 )
 
-# data set: PLS, no std, CE
-_WEB = {
-    "aircraft": (87.58, None, 60.80),
-    "bird": (79.00, None, 64.40),
-    "car": (86.27, None, 60.60),
-}
-WEB_FG = Experiment(
+
+def _web_numbers() -> Iterable[Cell | Published]:
+    for kind in published.WEB_FG.rows:
+        preset = f"web-{kind}"
+        yield from _numbers_of_row(published.WEB_FG, kind, f"Web-{kind}", f"{preset}:DIR", preset)
+
+
+WEB_FG = _table(
     "web-fg",
     "Fine-grained web sets",
     "Table 4",
     "data set",
-    "method",
-    _by_column(
-        cell
-        for kind, paper in _WEB.items()
-        for cell in _pls_and_baselines(kind, f"Web-{kind}", f"web-{kind}:DIR", f"web-{kind}", paper)
-    ),
+    published.WEB_FG,
+    _web_numbers(),
 )
 
 # Row, settings, and the paper's numbers in the order of _ABLATION_DATA. Those of the first row are
@@ -336,7 +296,7 @@ SELECTION = Experiment(
     "Figures 2 to 4",
     "data",
     "selection",
-    _by_column(
+    by_column(
         Cell(
             f"{data}-{'with' if column == WITH else 'without'}",
             row,
@@ -361,12 +321,13 @@ DIGITS = Experiment(
         Cell(
             f"digits-{method}",
             "40% wrong labels",
-            title,
+            method_title(method),
             "digits",
             "digits-id40",
             {} if method == "pls" else {"method": method},
+            extra=method not in ("pls", *BASELINES),
         )
-        for method, title in METHOD_TITLES.items()
+        for method in METHOD_SETTINGS
     ),
 )
 

@@ -30,12 +30,13 @@ from pseudoloss.data import corruption, pools, sources
 from pseudoloss.engine.loggers import read_names
 from pseudoloss.engine.training import train
 from pseudoloss.errors import BusyError, InputError, TrainingError, name_hint
-from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment
+from pseudoloss.experiments.catalogue import EXPERIMENTS
+from pseudoloss.experiments.definitions import Cell, Experiment
 from pseudoloss.experiments.matching import pool_difference, training_cell
 from pseudoloss.files import read_checked
 from pseudoloss.nn.devices import choose_device
 from pseudoloss.nn.networks import check_known
-from pseudoloss.presets import PRESETS, request, same_for_a_run
+from pseudoloss.presets import request, same_for_a_run
 from pseudoloss.runs import Recorded, RunFolder
 
 MIN_MINUTES = 0.5  # with less time left, no further cell is started
@@ -224,6 +225,7 @@ def plan(
     *,
     seeds: Sequence[int],
     only: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> list[Job]:
     """The jobs of an experiment: all cells with the first seed, then all with the next.
@@ -235,7 +237,7 @@ def plan(
         Settings(seed=seed)  # raises an InputError for an invalid seed
     jobs = {}
     for seed in dict.fromkeys(seeds):
-        for cell in experiment.choose(only):
+        for cell in experiment.choose(only, methods):
             path = run_path(out, cell, seed)
             kind = cell.source.partition(":")[0]
             pool = {"pool": places.get(cell.pool, POOL)} if cell.pool else {}
@@ -252,9 +254,7 @@ def plan(
 
 def _for_cell(cell: Cell, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes that the method of a cell has a setting for."""
-    trained = training_cell(cell)[1]
-    method = trained.changes.get("method", PRESETS[trained.preset].get("method", Settings.method))
-    types = setting_types(changes.get("method", method))
+    types = setting_types(changes.get("method", training_cell(cell)[1].method))
     return {name: value for name, value in changes.items() if name in types}
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pseudoloss.config import Settings, as_flag, as_json, upgrade_settings
-from pseudoloss.experiments.catalogue import EXPERIMENTS, Cell, Experiment
+from pseudoloss.experiments.catalogue import EXPERIMENTS
+from pseudoloss.experiments.definitions import Cell, Experiment
 from pseudoloss.presets import MAY_CHANGE_ON_RESUME, request
 
 IRRELEVANT = (*MAY_CHANGE_ON_RESUME, "seed", "pool", "compare_metrics")

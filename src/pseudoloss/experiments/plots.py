@@ -12,8 +12,9 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from pseudoloss.errors import InputError, name_hint
-from pseudoloss.experiments.catalogue import PLOTS, SELECTION, WITH, WITHOUT, Cell
+from pseudoloss.experiments.catalogue import PLOTS, SELECTION, WITH, WITHOUT
 from pseudoloss.experiments.cells import find_run_folders, source_kind
+from pseudoloss.experiments.definitions import Cell
 from pseudoloss.experiments.drawing import (
     BLACK,
     BLUE,

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from pseudoloss.config import upgrade_settings
 from pseudoloss.errors import InputError
-from pseudoloss.experiments.catalogue import Cell, Experiment
 from pseudoloss.experiments.cells import (
     find_run_folders,
     parse_value,
@@ -25,6 +24,7 @@ from pseudoloss.experiments.cells import (
     read_notices,
     source_kind,
 )
+from pseudoloss.experiments.definitions import Cell, Experiment, Published
 from pseudoloss.experiments.matching import (
     pool_difference,
     preset_settings,
@@ -77,9 +77,9 @@ class ResultFile:
 @dataclass(frozen=True)
 class Line:
     """A line of the table: a cell and its runs, which all differ from it in the same way or not at
-    all."""
+    all; or a number that is only published, without runs."""
 
-    cell: Cell
+    cell: Cell | Published
     results: tuple[Result, ...]
 
     @property
@@ -103,7 +103,7 @@ class Line:
 
 
 def collect(
-    cells: Sequence[Cell],
+    cells: Sequence[Cell | Published],
     out: Path | None,
     results: Path | None,
     seeds: Sequence[int] | None = None,
@@ -118,6 +118,9 @@ def collect(
     notes: list[str] = []
     files = [] if results is None else list(read_result_files(results, notes))
     for cell in cells:
+        if isinstance(cell, Published):
+            lines.append(Line(cell, ()))
+            continue
         found: dict[int, Result] = {}
         candidates = [] if out is None else list(read_run_folders(out, cell, notes))
         for file in files:
@@ -266,17 +269,34 @@ def header(experiment: Experiment, lines: Sequence[Line]) -> list[str]:
     return [*first, "paper, best", "ours, last", "ours, best", "n", "best - paper"]
 
 
-def format_line(line: Line, several: bool) -> list[str]:
+def doubts(lines: Sequence[Line]) -> list[str]:
+    """What to know about the published numbers, which refer to it by its position."""
+    return list(dict.fromkeys(text for line in lines for text in line.cell.doubts))
+
+
+def all_notes(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> list[str]:
+    """About the published numbers, then about ours."""
+    numbered = [f"[{number}] published: {text}" for number, text in enumerate(doubts(lines), 1)]
+    others = any(line.cell.paper is not None and line.cell.method != "pls" for line in lines)
+    return [*numbered, *(experiment.remarks if others else ()), *notes]
+
+
+def format_line(line: Line, several: bool, footnotes: Sequence[str]) -> list[str]:
     """The entries of a line."""
     cell = line.cell
     mark = "*" if line.differs else ""
+    paper = format_accuracy(cell.paper, cell.paper_std)
+    if cell.doubts:
+        marks = [str(footnotes.index(text) + 1) for text in cell.doubts]
+        paper += f" [{', '.join(marks)}]"
+    count = str(len(line.results)) if line.results else NO_VALUE
     return [
         cell.row + mark,
         *([cell.column] if several else []),
-        format_accuracy(cell.paper, cell.paper_std),
+        paper,
         format_accuracy(*line.last),
         format_accuracy(*line.best),
-        str(len(line.results)) if line.results else NO_VALUE,
+        "published" if isinstance(cell, Published) else count,
         NO_VALUE if line.difference is None else f"{line.difference:+.2f}",
     ]
 
@@ -296,18 +316,20 @@ def as_text(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str])
     blocks = len({line.cell.row for line in lines}) > 1
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         ends = blocks and following is not None and following.cell.column != line.cell.column
-        table.add_row(*map(escape, format_line(line, several)), end_section=ends)
+        entries = map(escape, format_line(line, several, doubts(lines)))
+        table.add_row(*entries, end_section=ends)
     file = io.StringIO()
     Console(file=file, width=200, highlight=False).print(table)
     body = "\n".join(text.rstrip() for text in file.getvalue().strip("\n").splitlines())
-    return "\n".join([title(experiment), body, *notes]) + "\n"
+    return "\n".join([title(experiment), body, *all_notes(experiment, lines, notes)]) + "\n"
 
 
 def as_markdown(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
     names = header(experiment, lines)
     several = len(names) > 6
     marks = ["---", *(["---"] if several else []), *["---:"] * 5]
-    rows = [names, marks, *(format_line(line, several) for line in lines)]
+    rows = [names, marks, *(format_line(line, several, doubts(lines)) for line in lines)]
+    notes = all_notes(experiment, lines, notes)
     body = ["| " + " | ".join(text.replace("*", "\\*") for text in row) + " |" for row in rows]
     listed = ["", *(f"- {note}".replace("*", "\\*") for note in notes)] if notes else []
     return "\n".join([f"**{title(experiment)}**", "", *body, *listed]) + "\n"
@@ -328,6 +350,7 @@ def as_csv(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) 
                 len(line.results),
                 "" if line.difference is None else round(line.difference, 4),
                 line.differs,
+                "; ".join(cell.doubts),
             ]
         )
     return file.getvalue()
@@ -335,7 +358,7 @@ def as_csv(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) 
 
 CSV_COLUMNS = (
     *("experiment", "cell", "row", "column", "paper", "paper_std"),
-    *("last", "last_std", "best", "best_std", "n", "difference", "differs"),
+    *("last", "last_std", "best", "best_std", "n", "difference", "differs", "doubts"),
 )
 FORMATS = {"text": as_text, "markdown": as_markdown, "csv": as_csv}
 
