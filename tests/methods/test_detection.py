@@ -41,8 +41,8 @@ def test_both_sides_of_the_threshold():
     """Row 2: flagged if P(high) > threshold, or kept only if P(low) > threshold."""
     values = torch.cat([torch.linspace(0, 0.2, 50), torch.linspace(0.5, 1, 50)])
     mixture = fit_two_modes(values)
-    noisy = detection.high_loss(mixture, 0.95)
-    not_clean = detection.not_low_loss(mixture, 0.95)
+    noisy = detection.high_loss(mixture.low_N, 0.95)
+    not_clean = detection.not_low_loss(mixture.low_N, 0.95)
     assert torch.equal(noisy, 1 - mixture.low_N > 0.95)
     assert torch.equal(not_clean, mixture.low_N <= 0.95)
     assert bool((not_clean >= noisy).all())  # above one half, the rule of the paper flags more
@@ -55,8 +55,8 @@ def test_the_side_of_the_threshold_is_chosen_by_its_setting(side, rule):
 
 def test_a_nan_loss_is_flagged_by_both_rules():
     mixture = fit_two_modes(torch.tensor([0.0, 0.1, 1.0, 1.1, torch.nan]))
-    assert detection.high_loss(mixture, 0.95)[-1]
-    assert detection.not_low_loss(mixture, 0.95)[-1]
+    assert detection.high_loss(mixture.low_N, 0.95)[-1]
+    assert detection.not_low_loss(mixture.low_N, 0.95)[-1]
 
 
 # ------------------------------------------------------------------------------------- a detector

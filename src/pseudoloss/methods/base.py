@@ -234,6 +234,9 @@ class Detector(Protocol):
     def flag(self, scorer: Scorer, state: Any, values_N: Tensor | None = None) -> None:
         """Fill in which labels are noisy, from these values; None: those of this epoch."""
 
+    def flag_by(self, low_N: Tensor, scorer: Scorer, state: Any) -> None:
+        """... from the probabilities of the low mode, by a mixture of the method's own."""
+
     def compare(self, scorer: Scorer, state: Any, wrong_N: Tensor) -> dict[str, float | None]:
         """How well each metric finds the labels that are truly wrong: its AUC."""
 

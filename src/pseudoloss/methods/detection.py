@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pseudoloss.methods import metrics
 from pseudoloss.methods.base import LabelState, Scorer
-from pseudoloss.methods.mixture import Mixture, fit_two_modes
+from pseudoloss.methods.mixture import fit_two_modes
 from pseudoloss.scores import auc
 
 # Metrics that are compared (capped-loss ranks images as the loss does, except for ties), and those
@@ -23,14 +23,14 @@ COMPARED = ("loss", "agreement", "disagreement", "js", "kl")
 FROM_THE_LOSS = ("loss", "capped-loss")
 
 
-def high_loss(mixture: Mixture, threshold: float) -> Tensor:
+def high_loss(low_N: Tensor, threshold: float) -> Tensor:
     """Noisy: in the high mode with a probability above the threshold."""
-    return 1 - mixture.low_N > threshold
+    return 1 - low_N > threshold
 
 
-def not_low_loss(mixture: Mixture, threshold: float) -> Tensor:
+def not_low_loss(low_N: Tensor, threshold: float) -> Tensor:
     """The paper's rule: clean if in the low mode with a probability above the threshold (row 2)."""
-    return ~(mixture.low_N > threshold)
+    return ~(low_N > threshold)
 
 
 def protect_rare_classes(
@@ -89,7 +89,7 @@ class LossDetector:
     """Flags the labels in the high mode of a metric."""
 
     metric: str
-    rule: Callable[[Mixture, float], Tensor]
+    rule: Callable[[Tensor, float], Tensor]  # from P(low mode)
     threshold: float
     protect: bool
 
@@ -111,9 +111,13 @@ class LossDetector:
         if values_N is None:
             values_N = self.values(scorer, state)
         mixture = fit_two_modes(values_N)
-        noisy_N = self.rule(mixture, self.threshold)
-        state.p_noisy_N.copy_(1 - mixture.low_N)
         state.fitted.copy_(mixture.fitted)
+        self.flag_by(mixture.low_N, scorer, state)
+
+    def flag_by(self, low_N: Tensor, scorer: Scorer, state: LabelState) -> None:
+        """Flag labels by P(low mode) of a mixture that the method has fitted itself."""
+        noisy_N = self.rule(low_N, self.threshold)
+        state.p_noisy_N.copy_(1 - low_N)
         if self.protect:
             noisy_N, flagged_C = protect_rare_classes(
                 noisy_N, state.loss_N, scorer.given_N, scorer.classes
