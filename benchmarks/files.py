@@ -184,7 +184,7 @@ def loader(
                 # The loss does not look at the images and random numbers of the batch.
                 batch = Batch(index_B, first, trainer.given_N[index_B], (mix,), index_B[:, None])
                 shown = ViewBatch([first, second], [mix.of(first), strong])
-                outputs = {NET: forward(network, shown, step.no_grad_in_eval)}
+                outputs = {NET: forward(network, shown)}
                 optimiser.zero_grad(set_to_none=True)
                 step.loss(outputs, batch, trainer.state).backward()
                 optimiser.step()

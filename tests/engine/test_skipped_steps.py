@@ -9,7 +9,7 @@ import pseudoloss as pl
 from conftest import TINY, make_source, make_trainer, metrics_of
 from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import checkpoint, health, watch
-from pseudoloss.engine.steps import finite, running_statistics
+from pseudoloss.engine.steps import finite, norms_of
 from pseudoloss.errors import TrainingError
 from pseudoloss.methods.base import Outputs
 from pseudoloss.methods.ce import CrossEntropy
@@ -117,7 +117,7 @@ def test_outputs_that_are_finite_stay_as_they_are():
 def test_the_statistics_of_all_norms_are_found():
     network = make_trainer().networks["net"]
     names = [name for name, _ in network.named_buffers() if "running" in name]
-    assert len(running_statistics(network)) == len(names) == 8
+    assert len(norms_of(network)) == len(names) == 8
 
 
 # ------------------------------------------------------------------------------------ whole runs

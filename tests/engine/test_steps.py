@@ -1,5 +1,7 @@
 """One update of the networks."""
 
+import copy
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ import pseudoloss as pl
 from conftest import make_trainer
 from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import steps
-from pseudoloss.engine.steps import forward
+from pseudoloss.engine.steps import forward, norms_of
 from pseudoloss.methods.base import ViewBatch
 from pseudoloss.nn.networks import build
 from pseudoloss.progress import SilentReporter
@@ -36,13 +38,30 @@ def test_views_without_gradients_can_be_seen_in_evaluation_mode(network):
     with torch.no_grad():
         wanted = network.eval()(a)[0]
     network.train()
-    outputs = forward(network, ViewBatch([a], [b]), no_grad_in_eval=True)
-    torch.testing.assert_close(outputs.no_grad[0][0], wanted)
-    assert not outputs.no_grad[0][0].requires_grad
+    outputs = forward(network, ViewBatch([], [b], in_eval=[a]))
+    torch.testing.assert_close(outputs.in_eval[0][0], wanted)
+    assert not outputs.in_eval[0][0].requires_grad
     assert outputs.with_grad[0][0].requires_grad
     assert network.training
     assert int(network.backbone.norms[0].num_batches_tracked) == 1
-    assert forward(network, ViewBatch([], [b]), no_grad_in_eval=True).no_grad == []
+    before = [statistics.clone() for statistics in norms_of(network)]
+    outputs = forward(network, ViewBatch([], [], in_eval=[a, b]))
+    assert [len(kind) for kind in outputs] == [0, 0, 2]
+    assert all(torch.equal(x, y) for x, y in zip(norms_of(network), before, strict=True))
+
+
+def test_each_kind_of_view_is_seen_in_its_own_mode(network):
+    """Evaluation comes first, so its statistics are those of before the step."""
+    a, b, c = torch.randn(3, 6, 1, 8, 8)
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        in_eval = other.eval()(c)[0]
+        no_grad = other.train()(a)[0]
+    with_grad = other(b)[0]
+    outputs = forward(network, ViewBatch([a], [b], [c]))
+    for kind, wanted in zip(outputs, (no_grad, with_grad, in_eval), strict=True):
+        torch.testing.assert_close(kind[0][0], wanted)
+    assert [kind[0][0].requires_grad for kind in outputs] == [False, True, False]
 
 
 def test_a_step_that_cannot_be_compiled_runs_by_plain_calls(monkeypatch):

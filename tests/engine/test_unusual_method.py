@@ -270,17 +270,22 @@ def test_moving_averages_are_as_computed_by_hand(trainer):
 
 
 def test_batch_norm_statistics_follow_only_if_declared(trainer):
+    """In the turn of the peer, the student and the teacher see views in training mode too."""
     norms = {role: network.backbone.norms[0] for role, network in trainer.networks.items()}
 
-    def after(step, seen):
-        if step.trains == ("student",):
-            assert torch.equal(norms["teacher"].running_mean, norms["student"].running_mean)
+    def means(step=None):
+        return {role: norm.running_mean.clone() for role, norm in norms.items()}
 
-    around_steps(trainer, lambda step: None, after)
+    def after(step, seen):
+        moved = {role for role, mean in means().items() if not torch.equal(mean, seen[role])}
+        student = step.trains == ("student",)
+        assert moved == ({"student", "teacher"} if student else {"peer", "slow peer"})
+        assert torch.equal(norms["teacher"].running_mean, norms["student"].running_mean)
+        if not student:
+            assert not torch.equal(norms["slow peer"].running_mean, norms["peer"].running_mean)
+
+    around_steps(trainer, means, after)
     run_all(trainer)
-    assert norms["teacher"].running_mean.any()
-    assert norms["peer"].running_mean.any()
-    assert not norms["slow peer"].running_mean.any()
 
 
 def test_parts_must_divide_the_batches_of_every_stream(toys):

@@ -84,7 +84,7 @@ class Toy(Method):
             lambdas=(fold, no_mixing),
             trains=("peer",),
             streams=(Stream(hard), Stream()),
-            no_grad_in_eval=True,
+            moves_norms=("slow peer",),
         )
         return (
             Phase("first", FIRST, (first,), batch_size=8),
@@ -139,8 +139,9 @@ class Toy(Method):
         strong = views.strong(batch.images_BCHW, batch.draws_BK[:, WEAK_DRAWS:])
         return {
             "teacher": ViewBatch([weak], []),
+            "slow peer": ViewBatch([weak], []),
             "student": ViewBatch([], [weak]),
-            "peer": ViewBatch([weak], [batch.mixes[0].of(strong)]),
+            "peer": ViewBatch([], [batch.mixes[0].of(strong)], in_eval=[weak]),
         }
 
     def loss_of_peer(self, outputs, batch, state):

@@ -73,7 +73,9 @@ def outputs_for(shown, seed=0):
         ]
 
     return {
-        role: Outputs(some(views.no_grad, False), some(views.with_grad, True))
+        role: Outputs(
+            some(views.no_grad, False), some(views.with_grad, True), some(views.in_eval, False)
+        )
         for role, views in shown.items()
     }
 

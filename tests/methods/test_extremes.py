@@ -66,9 +66,9 @@ def batch_of(B, given_N, step, lam):
 
 
 def views_of(step, given_N):
-    """How many views without and with gradients each network sees."""
+    """How many views of each kind each network sees."""
     shown = step.show(VIEWS, batch_of(2, given_N, step, 0.7))
-    return {role: (len(views.no_grad), len(views.with_grad)) for role, views in shown.items()}
+    return {role: tuple(map(len, views)) for role, views in shown.items()}
 
 
 def outputs_of(counts, B, logits, scale, dtype):
@@ -79,8 +79,8 @@ def outputs_of(counts, B, logits, scale, dtype):
         return tuple(t.requires_grad_(with_grad) for t in found)
 
     return {
-        role: Outputs([pair(False) for _ in range(no)], [pair(True) for _ in range(yes)])
-        for role, (no, yes) in counts.items()
+        role: Outputs(*([pair(kind == 1) for _ in range(n)] for kind, n in enumerate(each)))
+        for role, each in counts.items()
     }
 
 

@@ -46,6 +46,7 @@ class Watched(nn.Module):
         return logits, projection
 
     forward_views = Network.forward_views
+    frozen = Network.frozen
     fused = False
 
 
@@ -71,7 +72,7 @@ def run():
         before = {name: value.clone() for name, value in network.state_dict().items()}
         (step,) = build(Settings(**changes), given, C, False).phases()[1].steps
         shown = step.show(views, batch)
-        outputs = {role: forward(network, of, step.no_grad_in_eval) for role, of in shown.items()}
+        outputs = {role: forward(network, of) for role, of in shown.items()}
         value = step.loss(outputs, batch, state)
         network.load_state_dict(before)
         return value
@@ -152,7 +153,7 @@ def test_running_statistics_follow_the_views_in_training_mode(run, mode, counted
     (step,) = pls_of(run.given, pseudo_label_mode=mode).phases()[1].steps
     norm = run.network.inner.backbone.norms[0]
     before = norm.num_batches_tracked.item()
-    forward(run.network, step.show(run.views, run.batch)[NET], step.no_grad_in_eval)
+    forward(run.network, step.show(run.views, run.batch)[NET])
     assert norm.num_batches_tracked.item() == before + counted
 
 

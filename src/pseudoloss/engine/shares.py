@@ -41,7 +41,7 @@ def show_share(step: Step, show: Any, views: Any, batch: Batch) -> dict[str, Vie
 
 def _select(shown: dict[str, ViewBatch], rows: Any) -> dict[str, ViewBatch]:
     return {
-        role: ViewBatch([rows(view) for view in found[0]], [rows(view) for view in found[1]])
+        role: ViewBatch(*([rows(view) for view in kind] for kind in found))
         for role, found in shown.items()
     }
 
@@ -71,12 +71,13 @@ def _with_partners(batch: Batch) -> tuple[Batch, int]:
 
 def gather_outputs(outputs: Outputs) -> Outputs:
     """The outputs for the whole batch, in one transfer."""
-    count = len(outputs.no_grad)
-    pairs = [*outputs.no_grad, *outputs.with_grad]
+    no_grad, with_grad, in_eval = outputs
+    count = len(with_grad)
+    pairs = [*with_grad, *no_grad, *in_eval]
     wholes = _Gather.apply(*(tensor for pair in pairs for tensor in pair))  # type: ignore[no-untyped-call]
     found = list(zip(wholes[::2], wholes[1::2], strict=True))
-    no_grad = [(logits.detach(), projection.detach()) for logits, projection in found[:count]]
-    return Outputs(no_grad, found[count:])
+    free = [(logits.detach(), projection.detach()) for logits, projection in found[count:]]
+    return Outputs(free[: len(no_grad)], found[:count], free[len(no_grad) :])
 
 
 class _Gather(torch.autograd.Function):

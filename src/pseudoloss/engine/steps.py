@@ -32,16 +32,17 @@ class Tally(NamedTuple):
         return Tally(loss_sum, skipped, bad)
 
 
-def forward(network: Network, shown: ViewBatch, no_grad_in_eval: bool = False) -> Outputs:
-    """What a network makes of its views, those without gradients first."""
-    count = len(shown.no_grad)
-    if not no_grad_in_eval or not count:
-        outputs = network.forward_views(*shown.no_grad, *shown.with_grad, no_grad=count)
-        return Outputs(outputs[:count], outputs[count:])
-    network.eval()
-    without = network.forward_views(*shown.no_grad, no_grad=count)
-    network.train()
-    return Outputs(without, network.forward_views(*shown.with_grad) if shown.with_grad else [])
+def forward(network: Network, shown: ViewBatch) -> Outputs:
+    """What a network makes of its views: those in evaluation mode first, then those without
+    gradients."""
+    in_eval = []
+    if shown.in_eval:
+        with torch.no_grad(), network.frozen():
+            in_eval = network.forward_views(*shown.in_eval)
+        network.train()
+    count, views = len(shown.no_grad), [*shown.no_grad, *shown.with_grad]
+    outputs = network.forward_views(*views, no_grad=count) if views else []
+    return Outputs(outputs[:count], outputs[count:], in_eval)
 
 
 def make_step(
@@ -70,22 +71,22 @@ def make_step(
     several = distributed.active()
     weights = [p for optimiser in trained for p in optimiser.param_groups[0]["params"]]
     followers = {role: ema for role, ema in emas.items() if ema.of in step.trains}
-    statistics = [s for network in networks.values() for s in running_statistics(network)]
+    follow_views = {*step.trains, *step.moves_norms}
+    moving = [s for role in networks if role in follow_views for s in norms_of(networks[role])]
+    resting = [s for role in networks if role not in follow_views for s in norms_of(networks[role])]
     one = torch.ones_like(tally.bad)
     can_skip = tally.bad.device.type != "mps"  # torch has no fused SGD there
 
     def run(show: Any, loss_of: Any) -> None:
-        before = torch.cat(statistics) if statistics else None
+        before = torch.cat(moving) if moving else None
+        at_rest = torch.cat(resting) if resting else None
         for optimiser in trained:
             optimiser.zero_grad(set_to_none=True)
         losses, raw = [], []
         for part in range(feed.parts):
             batch = feed.batch(part)
             shown = show_share(step, show, views, batch) if several else show(views, batch)
-            outputs = {
-                role: forward(networks[role], seen, step.no_grad_in_eval)
-                for role, seen in shown.items()
-            }
+            outputs = {role: forward(networks[role], seen) for role, seen in shown.items()}
             if several:
                 outputs = {role: gather_outputs(found) for role, found in outputs.items()}
             loss = loss_of(outputs, batch, state) / feed.parts
@@ -108,8 +109,10 @@ def make_step(
                 optimiser.found_inf = tally.bad  # type: ignore[attr-defined]  # 1: no update
             optimiser.step()
         if before is not None:
-            kept = torch.where(is_bad, before, torch.cat(statistics))
-            torch._foreach_copy_(statistics, kept.split([len(s) for s in statistics]))
+            kept = torch.where(is_bad, before, torch.cat(moving))
+            torch._foreach_copy_(moving, kept.split([len(s) for s in moving]))
+        if at_rest is not None:
+            torch._foreach_copy_(resting, at_rest.split([len(s) for s in resting]))
         for role, ema in followers.items():
             follow(networks[role], networks[ema.of], ema, state)
         feed.step += 1
@@ -140,10 +143,7 @@ def finite(outputs: Outputs) -> Outputs:
     def cleaned(t: Tensor) -> Tensor:
         return torch.nan_to_num(t, 0.0, 0.0, 0.0)
 
-    return Outputs(
-        [(cleaned(logits), cleaned(projection)) for logits, projection in outputs.no_grad],
-        [(cleaned(logits), cleaned(projection)) for logits, projection in outputs.with_grad],
-    )
+    return Outputs(*([(cleaned(a), cleaned(b)) for a, b in kind] for kind in outputs))
 
 
 def tensors_in(outputs: Outputs) -> list[Tensor]:
@@ -154,7 +154,7 @@ def parameters_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimiser.param_groups for p in group["params"]]
 
 
-def running_statistics(network: Network) -> list[Tensor]:
+def norms_of(network: Network) -> list[Tensor]:
     """The means and variances that the norms of a network keep, which a forward pass changes."""
     found = [
         getattr(module, name, None)

@@ -47,17 +47,21 @@ class Batch(NamedTuple):
 
 
 class ViewBatch(NamedTuple):
-    """The views that one network sees in a step, in this order."""
+    """The views that one network sees in a step. The first two kinds are seen in training mode, in
+    this order; the last one before them, without gradients, in evaluation mode: with the running
+    statistics of the norms, which stay as they are, and without dropout."""
 
-    no_grad: list[Tensor]
-    with_grad: list[Tensor]
+    no_grad: Sequence[Tensor]
+    with_grad: Sequence[Tensor]
+    in_eval: Sequence[Tensor] = ()
 
 
 class Outputs(NamedTuple):
     """What the network made of them: logits (B,C) and projection (B,D) of each view."""
 
-    no_grad: list[tuple[Tensor, Tensor]]
-    with_grad: list[tuple[Tensor, Tensor]]
+    no_grad: Sequence[tuple[Tensor, Tensor]]
+    with_grad: Sequence[tuple[Tensor, Tensor]]
+    in_eval: Sequence[tuple[Tensor, Tensor]] = ()
 
 
 # ------------------------------------------------------------------------- what a method declares
@@ -100,6 +104,9 @@ class Step:
     random numbers but those of the batch, so that the step can be compiled and captured. `loss` may
     write to the state, in place. A batch holds the images of all streams, one stream after the
     other; the first stream decides how many steps an epoch has, the others repeat as needed.
+
+    The running statistics of norms follow the views that a network sees in training mode if the
+    step trains that network or names it in `moves_norms`; those of all other networks stay.
     """
 
     show: Callable[[Views, Batch], dict[str, ViewBatch]]  # by role of the network
@@ -108,7 +115,7 @@ class Step:
     lambdas: tuple[Callable[[Tensor], Tensor], ...] = (fold,)  # λ of each `Mix`, from uniform
     trains: tuple[str, ...] = (NET,)  # roles of the networks that are updated
     streams: tuple[Stream, ...] = (Stream(),)
-    no_grad_in_eval: bool = False  # views without gradients are seen in evaluation mode
+    moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
 
 
@@ -329,9 +336,12 @@ def check_declarations(method: Method, epochs: int) -> None:
     names = [phase.name for phase in phases]
     if len(set(names)) < len(names):
         raise ValueError(f"two phases have the same name: {names}")
-    trained = {role for phase in phases for step in phase.steps for role in step.trains}
+    steps = [step for phase in phases for step in phase.steps]
+    trained = {role for step in steps for role in step.trains}
+    moved = {role for step in steps for role in step.moves_norms}
     for what, roles, allowed in (
         ("a step trains", trained, set(method.networks)),
+        ("a step moves the norms of", moved, known),
         ("an EMA follows", {ema.of for ema in method.ema.values()}, set(method.networks)),
         ("the model predicts with", set(method.predicts), known),
     ):

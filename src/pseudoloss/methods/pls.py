@@ -231,7 +231,6 @@ class PLS(Method):
             self.loss,
             draws=2 * WEAK_DRAWS + STRONG_DRAWS,
             lambdas=(o.lambda_rule, o.lambda_rule) if o.separate_contrast_mix else (o.lambda_rule,),
-            no_grad_in_eval=o.pseudo_labels_in_eval,
             cost=forward + 3 * backward,
         )
         return (
@@ -251,14 +250,17 @@ class PLS(Method):
             [WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1
         )
         weak_view = views.weak(images_BCHW, first_draws)
-        shown = ViewBatch([], [self.mixed_view(weak_view, batch)])
+        for_pseudo_labels = []
         if o.make_pseudo_labels is not None:
-            shown.no_grad.extend([weak_view, views.weak(images_BCHW, second_draws)])
+            for_pseudo_labels = [weak_view, views.weak(images_BCHW, second_draws)]
+        with_grad = [self.mixed_view(weak_view, batch)]
         if o.contrast:
-            shown.with_grad.append(self.strong_view(views, images_BCHW, strong_draws))
+            with_grad.append(self.strong_view(views, images_BCHW, strong_draws))
             if o.separate_contrast_mix:
-                shown.with_grad.append(batch.mixes[1].of(weak_view))
-        return {NET: shown}
+                with_grad.append(batch.mixes[1].of(weak_view))
+        if o.pseudo_labels_in_eval:
+            return {NET: ViewBatch([], with_grad, in_eval=for_pseudo_labels)}
+        return {NET: ViewBatch(for_pseudo_labels, with_grad)}
 
     def mixed_view(self, weak_view: Tensor, batch: Batch) -> Tensor:
         """The view of the classification loss."""
@@ -288,7 +290,8 @@ class PLS(Method):
 
     def pseudo_labels_of(self, outputs: dict[str, Outputs], state: PLSState) -> Tensor:
         """The pseudo-labels of a batch."""
-        (first_BC, _), (second_BC, _) = outputs[NET].no_grad
+        net, in_eval = outputs[NET], self.options.pseudo_labels_in_eval
+        (first_BC, _), (second_BC, _) = net.in_eval if in_eval else net.no_grad
         assert self.options.make_pseudo_labels is not None
         return self.options.make_pseudo_labels(first_BC, second_BC)
 
