@@ -30,6 +30,7 @@ from pseudoloss.presets import request
 
 SOURCE = Path(pseudoloss.__file__).parent
 CONFIG = SOURCE / "config"
+PRESETS = SOURCE / "presets"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 METHODS = tuple(METHOD_SETTINGS)
 EXPENSIVE = ("torch", "numpy", "pandas", "sklearn", "timm")
@@ -54,7 +55,7 @@ def test_every_setting_is_read_somewhere():
     """As an attribute of something called `settings`, `own` or `usual`."""
     read = set()
     for path in SOURCE.rglob("*.py"):
-        if path.name == "presets.py" or path.is_relative_to(CONFIG):
+        if path.is_relative_to(PRESETS) or path.is_relative_to(CONFIG):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             owner = node.value if isinstance(node, ast.Attribute) else None
@@ -87,7 +88,9 @@ def test_no_default_lives_outside_config():
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted(CONFIG.rglob("*.py")), SOURCE / "presets.py"], ids=lambda path: path.stem
+    "path",
+    [*sorted(CONFIG.rglob("*.py")), *sorted(PRESETS.rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(SOURCE)),
 )
 def test_reading_settings_imports_no_large_package(path):
     for node in ast.walk(ast.parse(path.read_text())):

@@ -1,7 +1,9 @@
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from pseudoloss.methods import base
@@ -97,3 +99,21 @@ def test_declarations_that_fit_together_are_accepted():
 def test_contradicting_declarations_are_refused(method, message):
     with pytest.raises(ValueError, match=message):
         base.check_declarations(method, 2)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1, 4, 32])
+def test_lambda_has_a_beta_distribution(alpha):
+    """Against scipy's quantiles; near the ends those of α < 1 are not smooth."""
+    u = np.linspace(0.01, 0.99, 999)
+    lam = base.beta(alpha)(torch.from_numpy(u).float()).numpy()
+    np.testing.assert_allclose(lam, stats.beta.ppf(u, alpha, alpha), atol=1e-5)
+    ends = base.beta(alpha)(torch.tensor([0.0, 1.0]))
+    assert ends.tolist() == [0, 1]
+
+
+def test_folded_lambda_is_at_least_a_half():
+    u = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    lam = base.beta(4)(u)
+    folded = base.beta(4, folded=True)(u)
+    torch.testing.assert_close(folded, torch.maximum(lam, 1 - lam))
+    assert (lam < 0.5).any()

@@ -1,7 +1,7 @@
 """Every setting with its default: those that all methods share (settings.py), and those of each
 method (methods/).
 
-No default lives anywhere else; presets.py holds named sets of them. Importing this package costs
+No default lives anywhere else; presets/ holds named sets of them. Importing this package costs
 nothing: the command line reads it before torch is loaded. "Row n" is a row of the table in
 docs/paper-and-code.md.
 """

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
 
 from pseudoloss.nn.views import Views
@@ -80,6 +82,24 @@ def uniform(u: Tensor) -> Tensor:
 def no_mixing(u: Tensor) -> Tensor:
     """λ = 1."""
     return torch.ones_like(u)
+
+
+QUANTILES = 4096  # of a beta distribution
+
+
+def beta(alpha: float, folded: bool = False) -> Callable[[Tensor], Tensor]:
+    """λ ~ Beta(α, α), by its quantiles; folded: max(λ, 1 - λ)."""
+    levels = np.linspace(0, 1, QUANTILES + 1)
+    table = torch.from_numpy(special.betaincinv(alpha, alpha, levels)).float()
+
+    def rule(u: Tensor) -> Tensor:
+        quantiles = table.to(u.device)
+        place = u * QUANTILES
+        below = place.floor().long().clamp(0, QUANTILES - 1)
+        lam = torch.lerp(quantiles[below], quantiles[below + 1], place - below)
+        return fold(lam) if folded else lam
+
+    return rule
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Presets: named sets of settings; and what a user asks for on top of one."""
+"""What a user asks for on top of a preset."""
 
 import dataclasses
 import tomllib
@@ -23,115 +23,8 @@ from pseudoloss.config import (
 )
 from pseudoloss.errors import InputError, name_hint, reason
 from pseudoloss.files import at_home, parse_json, read_text, without_checksum
+from pseudoloss.presets.table import NO_HEAD_START, PRESETS
 from pseudoloss.reading import READ_OPTIONS
-
-_DIGITS: dict[str, Any] = {
-    "network": "small-cnn",
-    "epochs": 30,
-    "batch_size": 32,
-    "lr": 0.05,
-    "pad": 0,  # a digit fills its image: a shift would cut strokes off
-    "flip": False,
-}
-
-_WEB: dict[str, Any] = {
-    "network": "resnet50",
-    "weights": "pretrained",
-    "image_size": 448,
-    "epochs": 110,
-    "warmup": 10,
-    "batch_size": 16,
-    "lr": 0.003,
-    "weight_decay": 1e-3,
-}
-
-# Close to the network that made the published numbers (row 17). cifar100-id80 has the standard
-# form, and a stage 1 of ours (docs/results.md).
-_PAPER: dict[str, Any] = {"network": "preactresnet18-stemnorm"}
-_CNWL: dict[str, Any] = _PAPER | {"warmup": 1}
-
-# For your own images: photographs from weights that need no download, small images from scratch.
-_FINETUNE: dict[str, Any] = {
-    "network": EMBEDDED_NETWORK,
-    "weights": EMBEDDED,
-    "head_start": True,
-    "epochs": 30,
-    "batch_size": 64,
-    "lr": 0.0012,
-    "weight_decay": 1e-4,
-}
-_NO_HEAD_START: dict[str, Any] = {"head_start": False, "lr": 0.04}  # ... from a new classifier
-_SCRATCH: dict[str, Any] = {"epochs": 100, "batch_size": 128, "lr": 0.05}
-HUMAN = ("cifar10n", "cifar100n")  # presets for labels given by people
-_OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
-
-
-def _elr(noise: float) -> dict[str, Any]:
-    """ELR's own settings for CIFAR-100 (its released configuration), on our network."""
-    return _PAPER | {
-        "method": "elr",
-        "corrupt": f"symmetric:{noise:g}",
-        "epochs": 150,
-        "warmup": 0,
-        "batch_size": 128,
-        "lr": 0.02,
-        "schedule": "steps:80,120:0.01",
-        "weight_decay": 1e-3,
-    }
-
-
-def _co_teaching(noise: float) -> dict[str, Any]:
-    """Co-teaching drops as much of a batch as is noisy, so its presets know the noise rate. The
-    network, epochs and SGD are those of PLS; its authors used a small CNN and Adam."""
-    return _PAPER | {
-        "method": "co-teaching",
-        "corrupt": f"symmetric:{noise:g}",
-        "forget_rate": noise,
-    }
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "finetune": _FINETUNE,
-    "scratch": _SCRATCH,
-    "digits": _DIGITS,
-    "digits-id40": _DIGITS | {"corrupt": "symmetric-exact:0.4"},
-    "cifar100-id0": _PAPER,
-    "cifar100-id20": _PAPER | {"corrupt": "symmetric:0.2"},
-    "cifar100-id40": _PAPER | {"corrupt": "symmetric:0.4"},
-    "cifar100-id50": _PAPER | {"corrupt": "symmetric:0.5"},
-    "cifar100-id80": {
-        "corrupt": "symmetric:0.8",
-        "threshold": 0.5,
-        "noise_metric": "capped-loss",
-    },
-    "cifar100-asym40": _PAPER | {"corrupt": "asymmetric:0.4"},
-    **{
-        f"cifar100-{pool}-{out}-{inside}": _PAPER
-        | {"corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"}
-        for pool in ("inet", "places")
-        for out, inside in _OUT_AND_IN
-    },
-    **{f"cifar100-id{rate}-elr": _elr(rate / 100) for rate in (20, 50, 80)},
-    **{f"cifar100-id{rate}-co-teaching": _co_teaching(rate / 100) for rate in (20, 50, 80)},
-    **dict.fromkeys(HUMAN, _PAPER),
-    **{f"cnwl-{noise}": _CNWL for noise in (20, 40, 60, 80)},
-    "web-aircraft": _WEB,
-    "web-bird": _WEB,
-    "web-car": _WEB,
-}
-"""What each preset changes: one for every row of the paper's table of hyper-parameters, and more.
-
-cifar100-inet-40-20 is 40% out-of-distribution and 20% in-distribution noise, the order of the
-paper's table; --pool says where ImageNet32 (inet) or Places365 (places) is. The noise of cnwl and
-web is in the source."""
-
-NEEDS: dict[str, str] = dict.fromkeys(HUMAN, "--corrupt human:FILE") | {
-    name: "--pool POOL"
-    for name, changes in PRESETS.items()
-    if "+out:" in changes.get("corrupt", "")
-}
-"""What a preset needs beside it on the command line."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +56,7 @@ class Request:
         if "head_start" not in self.values and values.get("weights") is None:
             values["head_start"] = False
         if preset.get("head_start") and values["head_start"] is False:
-            preset = preset | _NO_HEAD_START
+            preset = preset | NO_HEAD_START
             values = values | {"lr": preset["lr"]} | self.values
         usual = Settings(**preset)
         batch_size = values.get("batch_size", usual.batch_size)
