@@ -86,6 +86,7 @@ WHEN = {
     "contrast_mix": "separate for the paper's form.",
     "balance": "Lower if rare classes are predicted too often; 0 if the shares are unknown.",
     "balance_prior": "given for imbalanced classes; chosen automatically for folders and tables.",
+    "mixup_alpha": "8 to 32 with many wrong labels.",
     "mixup_lambda": "uniform for the paper's form.",
     "correct": "Ablation.",
     "contrast": "Ablation; off is faster.",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pseudoloss.config import Settings
 from pseudoloss.methods import build, mixup
-from pseudoloss.methods.base import NET, Mix, fold, no_mixing, uniform
+from pseudoloss.methods.base import NET, Mix, beta, fold, no_mixing, uniform
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 N, B, C = 20, 6, 4
@@ -38,6 +38,18 @@ def test_rules_for_lambda():
     assert torch.equal(fold(u), torch.maximum(u, 1 - u))
     assert torch.equal(uniform(u), u)
     assert torch.equal(no_mixing(u), torch.ones(11))
+
+
+def test_alpha_gives_lambda_a_folded_beta_distribution():
+    """α = 1 is uniform, and the same bits as before there was an α."""
+    u = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    for alpha in (1, 4, 32):
+        made = build(Settings(method="mixup", mixup_alpha=alpha), GIVEN, C, False)
+        for phase in made.phases():
+            (rule,) = phase.steps[0].lambdas
+            torch.testing.assert_close(rule(u), beta(alpha, folded=True)(u), atol=1e-6, rtol=0)
+    plain = build(Settings(method="mixup"), GIVEN, C, False)
+    assert plain.phases()[1].steps[0].lambdas == (fold,)
 
 
 @settings(max_examples=30, deadline=None)

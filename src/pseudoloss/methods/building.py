@@ -11,6 +11,7 @@ from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
     ELRSettings,
+    MixupSettings,
     PLSSettings,
     Settings,
 )
@@ -53,7 +54,8 @@ def build_ce(settings: Settings, given: Given) -> Method:
 
 
 def build_mixup(settings: Settings, given: Given) -> Method:
-    return Mixup(given.detector, settings.epochs, settings.warmup_epochs)
+    own = cast(MixupSettings, settings.method_settings)
+    return Mixup(given.detector, settings.epochs, settings.warmup_epochs, own.mixup_alpha)
 
 
 def build_elr(settings: Settings, given: Given) -> Method:

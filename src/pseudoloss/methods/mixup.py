@@ -17,6 +17,7 @@ from pseudoloss.methods.base import (
     Phase,
     Step,
     ViewBatch,
+    beta,
     fold,
 )
 from pseudoloss.nn.views import WEAK_DRAWS, Views
@@ -46,13 +47,15 @@ def mixup_step(lambda_rule: Callable[[Tensor], Tensor] = fold) -> Step:
 
 
 class Mixup(Method):
-    def __init__(self, detector: Detector, epochs: int, warmup: int) -> None:
+    def __init__(self, detector: Detector, epochs: int, warmup: int, alpha: float) -> None:
         super().__init__(detector, warmup)
         self.epochs = epochs
+        # Folding changes nothing about a batch as a whole: each image is also somebody's partner.
+        self.lambda_rule = fold if alpha == 1 else beta(alpha, folded=True)
 
     def phases(self) -> tuple[Phase, ...]:
         """Two phases of the same step: the learning rate falls in the second."""
-        step = mixup_step()
+        step = mixup_step(self.lambda_rule)
         return (
             Phase("warm-up", self.warmup, (step,)),
             Phase("mixup", self.epochs - self.warmup, (step,)),
