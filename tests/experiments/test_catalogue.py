@@ -8,7 +8,7 @@ import pytest
 from experiment_files import ALL_CELLS, call
 
 from pseudoloss.cli import train_parser
-from pseudoloss.config import all_setting_types
+from pseudoloss.config import METHOD_SETTINGS, all_setting_types
 from pseudoloss.errors import InputError
 from pseudoloss.experiments import catalogue, cells, published
 from pseudoloss.experiments.catalogue import EXPERIMENTS, PLOTS
@@ -46,10 +46,12 @@ def test_there_is_a_cell_for_every_number_of_the_paper():
     assert counts == {
         **{"id-noise": 5, "ood-noise": 8, "cnwl": 4, "web-fg": 3, "ablation": 18},
         **{"mu": 6, "gamma": 6, "thresholds": 6, "selection": 4, "digits": 3},
+        "same-harness": len(METHOD_SETTINGS),
     }
+    ours_alone = ("selection", "same-harness", "digits")
     for experiment, cell in ALL_CELLS:
         if not cell.extra:
-            assert (cell.paper is None) == (experiment.name in ("selection", "digits"))
+            assert (cell.paper is None) == (experiment.name in ours_alone)
 
 
 # Counted in the paper: CIFAR-100 with in-distribution noise, with out-of-distribution images, web

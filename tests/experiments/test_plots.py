@@ -1,4 +1,4 @@
-"""Plots of the runs of `selection`, and the helpers that draw them."""
+"""Plots of the runs of experiments, and the helpers that draw them."""
 
 import importlib.util
 import json
@@ -37,7 +37,8 @@ def write_metrics(out, name, seed, epochs=6, finished=True, **settings):
             "bias": {"learned": 1 - up, "fitted": 1.1 - up},
             "pseudo_loss": {"histogram": counts, "modes": modes if epoch > 3 else None},
         }
-        line = {"epoch": epoch, "accuracy": 100 * up}
+        seconds = {"train": 2.0 + seed, "score": 0.5, "validate": 0.5}
+        line = {"epoch": epoch, "accuracy": 100 * up, "seconds": seconds}
         lines.append(line | (known if epoch > 2 else dict.fromkeys(known)))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -47,7 +48,8 @@ def write_metrics(out, name, seed, epochs=6, finished=True, **settings):
 def runs(tmp_path_factory):
     """Two data sets, with and without selection, two seeds."""
     out = tmp_path_factory.mktemp("runs")
-    for cell in ("id40-with", "id40-without", "cnwl-40-with", "cnwl-40-without"):
+    selection = ("id40-with", "id40-without", "cnwl-40-with", "cnwl-40-without")
+    for cell in (*selection, "id40-pls", "id40-elr", "digits-ce"):
         for seed in (1, 2):
             write_metrics(out, cell, seed, epochs=5 + seed)
     return out
@@ -65,6 +67,7 @@ def test_every_plot_is_drawn(name, runs, tmp_path, capsys):
         "noise-detection": ["small loss", "KL divergence of views", "CNWL 40%, with selection"],
         "pseudo-labels": ["entropy", "without selection, epoch 4, seed 1", "low mode"],
         "accuracy": ["without selection", "test accuracy (%)", "CIFAR-100, r_in = 0.4"],
+        "accuracy-over-time": ["PLS", "ELR", "cross-entropy", "digits, 40% wrong labels"],
         "bias": ["Wrong pseudo-labels that are trained on", "share of flagged images"],
     }
     for text in expected[name]:

@@ -46,6 +46,40 @@ def test_mean_std_and_difference(tmp_path, capsys):
     assert "| r_in = 0.5 | cross-entropy | 46.59 | – | – | – | – |\n" in markdown
 
 
+def test_details_are_time_memory_and_how_wrong_labels_are_found(tmp_path, capsys):
+    for seed, seconds, gib in [(1, 100.0, 2), (2, 140.0, 4)]:
+        path = write_cell_run(tmp_path, "id40-elr", seed, 60, 61)
+        summary = json.loads((path / "summary.json").read_text())
+        summary["seconds"], summary["peak_memory"] = seconds, gib * 2**30
+        summary["detection"] = {"precision": 0.5, "recall": 1.0, "auc": 0.9}
+        (path / "summary.json").write_text(json.dumps(summary))
+    write_cell_run(tmp_path, "id40-ce", 1, 50, 51)  # its summary has no details
+    rows = read_table("same-harness", "--out", tmp_path, capsys=capsys)
+    names = ("seconds", "memory", "auc", "f1")
+    assert [rows["id40-elr"][name] for name in names] == ["120.0", "3.0", "0.9", "0.6667"]
+    assert [rows["id40-ce"][name] for name in names] == ["", "", "", ""]
+    arguments = ("same-harness", "--out", tmp_path, "--method", "elr")
+    _, text, _ = call("table", *arguments, capsys=capsys)
+    assert "memory (GiB)" not in text
+    _, text, _ = call("table", *arguments, "--details", capsys=capsys)
+    assert re.search(r"best - paper +seconds +memory \(GiB\) +AUC +F1\n", text)
+    assert re.search(r" 2 +– +120 +3.00 +0.900 +0.667\n", text)
+    _, text, _ = call("table", *arguments, "--details", "--format", "markdown", capsys=capsys)
+    assert " | 2 | – | 120 | 3.00 | 0.900 | 0.667 |\n" in text
+
+
+def test_result_files_say_nothing_of_time(tmp_path):
+    """Some of their runs shared a GPU."""
+    name, found = "elr.json", {"precision": 1.0, "recall": 0.5, "auc": 0.8}
+    arguments = "cifar100:DIR --preset cifar100-id40"
+    write_result_file(tmp_path, name, arguments, [(1, 60, 61)], flags="-- --method elr")
+    content = json.loads((tmp_path / name).read_text())
+    content["runs"][0] |= {"seconds": 5.0, "peak_memory": 2**30, "detection": found}
+    (tmp_path / name).write_text(json.dumps(content))
+    (result,) = tables.read_result_file(tmp_path / name).results
+    assert result.details == pytest.approx({"auc": 0.8, "f1": 2 / 3})
+
+
 def test_trials_and_unfinished_and_damaged_runs_are_noted(tmp_path, capsys):
     write_cell_run(tmp_path, "id20-pls", 1, 9, 10, epochs=2, device="cpu")
     (write_cell_run(tmp_path, "id20-pls", 2, 80, 80) / "summary.json").unlink()

@@ -70,9 +70,9 @@ def experiments_list(arguments: list[str]) -> None:
         count = len(experiment.choose(None))
         cells = f"{count} cell{'s' if count > 1 else ''}"
         show(f"  {name:16} {experiment.title} ({experiment.where}); {cells}")
-    show("plots, from the runs of selection:")
+    show("plots:")
     for name, title in PLOTS.items():
-        show(f"  {name:16} {title}")
+        show(f"  {name:18} {title}")
 
 
 def experiments_run(arguments: list[str]) -> None:
@@ -166,10 +166,12 @@ def experiments_run(arguments: list[str]) -> None:
     if "done" not in counts:
         return
     chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
-    chosen += ["--method", *args.method] if args.method else []
-    show("Next: pseudoloss " + shlex.join(["experiments", "table", experiment.name, *chosen]))
-    if experiment.name == "selection":
-        show("   or: pseudoloss " + shlex.join(["experiments", "plot", "accuracy", *chosen]))
+    table = [experiment.name, *chosen, *(["--method", *args.method] if args.method else [])]
+    table += ["--details"] if any(cell.timed for cell in experiment.cells) else []
+    show("Next: pseudoloss " + shlex.join(["experiments", "table", *table]))
+    plot = {"selection": "accuracy", "same-harness": "accuracy-over-time"}.get(experiment.name)
+    if plot is not None:
+        show("   or: pseudoloss " + shlex.join(["experiments", "plot", plot, *chosen]))
 
 
 def _parameters(args: argparse.Namespace) -> dict[str, Any]:
@@ -237,6 +239,8 @@ def experiments_table(arguments: list[str]) -> None:
         default="text",
         help="format of the table (default: text)",
     )
+    text = "also seconds, peak memory of the GPU, and how well wrong labels are found (AUC, F1)"
+    add("--details", action="store_true", help=text)
     add("--file", type=path, metavar="FILE", help="write the table to this new file")
     add("--force", action="store_true", help="replace FILE if it exists")
     args = parser.parse(arguments)
@@ -270,7 +274,7 @@ def experiments_table(arguments: list[str]) -> None:
         hint = "; there are runs of extra cells, which --only '*' shows" if found else ""
         message = f"no finished runs of {experiment.name} found in {places}{seeds}{hint}"
         show(f"pseudoloss: {message}", file=sys.stderr)
-    text = tables.FORMATS[args.format](experiment, lines, notes)
+    text = tables.FORMATS[args.format](experiment, lines, notes, args.details)
     if args.file is None:
         show(text, end="")
         return
@@ -282,9 +286,10 @@ def experiments_table(arguments: list[str]) -> None:
 
 
 def experiments_plot(arguments: list[str]) -> None:
-    """Draw a plot of the paper from the runs of `selection`.
+    """Draw a plot of the paper from the runs of `selection`, or compare all methods.
 
-    NAME is noise-detection, pseudo-labels, accuracy or bias. Needs matplotlib.
+    NAME is noise-detection, pseudo-labels, accuracy, bias or, from the runs of `same-harness` and
+    `digits`, accuracy-over-time. Needs matplotlib.
     """
     parser = Parser("experiments plot", experiments_plot)
     parser.usage = "pseudoloss experiments plot NAME [OPTION ...]"

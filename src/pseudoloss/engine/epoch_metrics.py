@@ -8,7 +8,7 @@ from torch import Tensor
 from pseudoloss.data import OUT
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.methods.base import Verdict
-from pseudoloss.nn.devices import device_name
+from pseudoloss.nn.devices import device_name, peak_memory
 from pseudoloss.scores import auc, share
 
 
@@ -108,5 +108,6 @@ def summarise(
         "classes": trainer.classes,
         "notices": record.notices,
         "device": device_name(trainer.device),
+        "peak_memory": peak_memory(trainer.device),
         "torch": torch.__version__,
     }

@@ -38,7 +38,7 @@ from pseudoloss.errors import InputError
 from pseudoloss.inference.passes import predict, project, with_rows
 from pseudoloss.methods.base import Phase, Scoring, Step, Verdict, check_declarations
 from pseudoloss.methods.metrics import knn_predict
-from pseudoloss.nn.devices import can_fuse, choose_device
+from pseudoloss.nn.devices import can_fuse, choose_device, reset_peak_memory
 from pseudoloss.nn.sync_norm import separate_norms, synchronise_norms
 from pseudoloss.nn.views import WEAK_DRAWS
 from pseudoloss.progress import Reporter
@@ -80,6 +80,7 @@ class Trainer:
             )
         self.data, self.settings, self.reporter = data, settings, reporter
         self.device = choose_device(settings.device)
+        reset_peak_memory(self.device)
         height, width = data.train.size
         if self.device.type == "cpu" and settings.batch_size * height * width <= TINY:
             torch.set_num_threads(1)

@@ -320,12 +320,34 @@ DIGITS = Experiment(
     tuple(
         Cell(
             f"digits-{method}",
-            "40% wrong labels",
+            "digits, 40% wrong labels",
             method_title(method),
             "digits",
             "digits-id40",
             {} if method == "pls" else {"method": method},
             extra=method not in ("pls", *BASELINES),
+        )
+        for method in METHOD_SETTINGS
+    ),
+)
+
+# What a method must know of the noise; everything else is as it is by default.
+_TOLD: dict[str, dict[str, Any]] = {"co-teaching": {"forget_rate": 0.4}}
+SAME_HARNESS = Experiment(
+    "same-harness",
+    "All methods with the same network, views and schedule",
+    "not in the paper",
+    "noise",
+    "method",
+    tuple(
+        Cell(
+            f"id40-{method}",
+            "CIFAR-100, r_in = 0.4",
+            method_title(method),
+            "cifar100:DIR",
+            "cifar100-id40",
+            {"method": method} | _TOLD.get(method, {}),
+            timed=True,
         )
         for method in METHOD_SETTINGS
     ),
@@ -343,6 +365,7 @@ EXPERIMENTS = {
         GAMMA,
         THRESHOLDS,
         SELECTION,
+        SAME_HARNESS,
         DIGITS,
     )
 }
@@ -353,8 +376,12 @@ PLOTS = {
     "histograms of the pseudo-loss (Figure 3)",
     "accuracy": "accuracy on the test images, per epoch (Figure 4)",
     "bias": "confirmation bias, per epoch (Figure 3)",
+    "accuracy-over-time": "accuracy on the test images over the seconds of training, all methods",
 }
-"""Name and description of every plot. All are drawn from the runs of `selection`."""
+"""Name and description of every plot."""
+
+PLOTTED = dict.fromkeys(PLOTS, (SELECTION,)) | {"accuracy-over-time": (SAME_HARNESS, DIGITS)}
+"""The experiments whose runs a plot shows."""
 
 
 def find_experiment(name: str) -> Experiment:

@@ -174,12 +174,13 @@ def source_kind(source: str) -> tuple[str, float | None]:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Settings and accuracies of a finished run, and the notices that it gave."""
+    """Settings and accuracies of a finished run, the notices that it gave, and its details."""
 
     recorded: Recorded
     last: float
     best: float
     notices: tuple[str, ...]
+    details: Mapping[str, float]
 
 
 def read_finished(folder: RunFolder) -> FinishedRun:
@@ -190,10 +191,10 @@ def read_finished(folder: RunFolder) -> FinishedRun:
     try:
         summary = read_checked(folder.summary)
         last, best = read_accuracies(summary)
-        notices = read_notices(summary)
+        notices, details = read_notices(summary), read_details(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder.summary}: not the summary.json of a run ({error})") from None
-    return FinishedRun(recorded, last, best, notices)
+    return FinishedRun(recorded, last, best, notices, details)
 
 
 def read_accuracies(summary: Mapping[str, Any]) -> tuple[float, float]:
@@ -208,6 +209,24 @@ def read_accuracies(summary: Mapping[str, Any]) -> tuple[float, float]:
 def read_notices(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """The first sentence of every notice of a run."""
     return tuple(str(notice["text"]).partition(". ")[0] for notice in summary.get("notices", ()))
+
+
+def read_details(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What else a summary says of a run: the time and memory that it took, and how well it finds
+    wrong labels. What it does not say is left out."""
+    detection = summary.get("detection") or {}
+    precision, recall = detection.get("precision"), detection.get("recall")
+    f1 = None
+    if precision is not None and recall is not None:
+        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    memory = summary.get("peak_memory")
+    found = {
+        "seconds": summary.get("seconds"),
+        "memory": None if memory is None else memory / 2**30,
+        "auc": detection.get("auc"),
+        "f1": f1,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def _look_for(look_for: Callable[[str], None], place: str, flag: str, prefix: str) -> None:

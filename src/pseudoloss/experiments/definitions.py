@@ -46,6 +46,7 @@ class Cell:
         changes: settings that differ from the preset.
         pool: out-of-distribution images that replace training images: a kind of `--data`.
         paper, paper_std: published best accuracy and its standard deviation, if any.
+        timed: its time counts, so it shares no run with another table.
         extra: baselines, rivals and quick trials; they run only if `--only` or `--method` names
             them.
         doubts: what to know before comparing with the published number.
@@ -62,6 +63,7 @@ class Cell:
     paper_std: float | None = None
     extra: bool = False
     doubts: tuple[str, ...] = ()
+    timed: bool = False
 
     @property
     def method(self) -> str:

@@ -83,7 +83,8 @@ def _can_replace(candidate: Cell, cell: Cell) -> bool:
     """Whether the runs of a candidate count as runs of a cell. Quick trials keep their own runs."""
     records_more = candidate.records_metrics and not candidate.extra
     return (
-        (records_more or candidate.records_metrics == cell.records_metrics)
+        candidate.timed == cell.timed
+        and (records_more or candidate.records_metrics == cell.records_metrics)
         and (candidate.source, candidate.pool) == (cell.source, cell.pool)
         and candidate.preset == cell.preset
         and preset_settings(candidate.preset, candidate.changes)

@@ -1,4 +1,5 @@
-"""The paper's plots, drawn from the run folders of `selection`. Needs matplotlib.
+"""The paper's plots, drawn from the run folders of `selection`, and one that compares all methods.
+Needs matplotlib.
 
 A line is the mean over seeds; with several seeds, a band shows ± one standard deviation. Unfinished
 runs are drawn up to their last epoch.
@@ -6,15 +7,12 @@ runs are drawn up to their last epoch.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from pseudoloss.errors import InputError, name_hint
-from pseudoloss.experiments.catalogue import PLOTS, SELECTION, WITH, WITHOUT
-from pseudoloss.experiments.cells import find_run_folders, source_kind
-from pseudoloss.experiments.definitions import Cell
+from pseudoloss.experiments.catalogue import PLOTS, PLOTTED, WITH, WITHOUT
 from pseudoloss.experiments.drawing import (
     BLACK,
     BLUE,
@@ -33,10 +31,14 @@ from pseudoloss.experiments.drawing import (
     mark_warmup,
     save,
 )
-from pseudoloss.experiments.matching import setting_differences
-from pseudoloss.experiments.old_files import upgrade_metrics
-from pseudoloss.files import read_json
-from pseudoloss.runs import RunFolder
+from pseudoloss.experiments.plot_runs import (
+    CellRuns,
+    find_runs,
+    find_series,
+    group_by_row,
+    seconds_until,
+    with_values,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,31 +64,9 @@ BIAS = {
     "bias.fitted": "Wrong pseudo-labels that are predicted",
 }
 SELECTION_COLOURS = {WITH: BLUE, WITHOUT: VERMILION}
+_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
+MANY_LINES = [(colour, style) for style in ("-", "--", ":") for colour in _COLOURS]
 CORRECT, WRONG = "#9ecae1", "#fdae6b"  # of the histograms
-
-
-@dataclass(frozen=True)
-class Run:
-    """The lines of metrics.jsonl, and the number of warm-up epochs."""
-
-    rows: list[dict[str, Any]]
-    warmup: int
-
-
-@dataclass(frozen=True)
-class CellRuns:
-    """The runs of a cell by seed."""
-
-    cell: Cell
-    by_seed: dict[int, Run]
-
-    @property
-    def warmup(self) -> int:
-        return next(iter(self.by_seed.values())).warmup
-
-    @property
-    def last_epoch(self) -> int:
-        return max(len(run.rows) for run in self.by_seed.values())
 
 
 def draw(
@@ -107,7 +87,7 @@ def draw(
         import matplotlib
     except ImportError:
         raise InputError("plots need matplotlib: pip install matplotlib") from None
-    runs, notes = find_runs(out, only)
+    runs, notes = find_runs(out, only, PLOTTED[name])
     with matplotlib.rc_context(STYLE):
         figure = DRAWINGS[name](runs, epochs)
         try:
@@ -116,103 +96,6 @@ def draw(
         except OSError as error:
             raise InputError(f"--file {file}: cannot be written ({error.strerror})") from None
     return notes
-
-
-# ------------------------------------------------------------------------------------- read runs
-
-
-def find_runs(out: Path, only: Sequence[str] | None) -> tuple[list[CellRuns], list[str]]:
-    """The runs of `selection` that have at least one epoch, and notes about them.
-
-    The runs of a cell all have the same settings: those of the cell or, if there are no such runs,
-    the most frequent other ones.
-    """
-    found, notes = [], []
-    for cell in SELECTION.choose(only) if only else SELECTION.cells:
-        by_difference: dict[str, dict[int, Run]] = {}
-        for seed, folder in find_run_folders(out, cell).items():
-            try:
-                run, differs = read_run(folder, cell, seed)
-            except (InputError, OSError, ValueError, KeyError, TypeError) as error:
-                notes.append(f"{cell.name}: seed {seed} is left out: {error}")
-                continue
-            if not run.rows:
-                continue
-            by_difference.setdefault(differs, {})[seed] = run
-            if not folder.finished:
-                epoch = len(run.rows)
-                notes.append(f"{cell.name}: seed {seed} is not finished, epoch {epoch} so far")
-        if not by_difference:
-            continue
-        chosen = max(by_difference, key=lambda differs: (not differs, len(by_difference[differs])))
-        found.append(CellRuns(cell, by_difference[chosen]))
-        for differs, runs in by_difference.items():
-            seeds = " ".join(map(str, runs))
-            left_out = " and left out" if differs != chosen else ""
-            if differs:
-                notes.append(f"{cell.name}: seed {seeds}: trained with {differs}{left_out}")
-    if not found:
-        details = "".join(f"; {note}" for note in notes)
-        raise InputError(
-            f"--out {out}: has no runs to draw{details}; train them: "
-            "pseudoloss experiments run selection"
-        )
-    return found, notes
-
-
-def read_run(folder: RunFolder, cell: Cell, seed: int) -> tuple[Run, str]:
-    """The epochs of a run, and how its settings differ from those of the cell."""
-    rows, recorded = [upgrade_metrics(row) for row in folder.metrics()], folder.recorded()
-    if recorded is None:
-        if not rows:
-            return Run([], 0), ""
-        raise ValueError("config.json is missing")
-    if folder.finished:
-        epochs = read_json(folder.summary)["epochs"]
-        if epochs != len(rows):
-            raise ValueError(f"metrics.jsonl has {len(rows)} of {epochs} epochs")
-    if source_kind(recorded.source) != source_kind(cell.source):
-        raise ValueError(f"it was trained on {recorded.source}, not on {cell.source}")
-    if recorded.settings.seed != seed:
-        raise ValueError(f"it was trained with --seed {recorded.settings.seed}")
-    differs = ", ".join(setting_differences(cell, recorded.settings))
-    return Run(rows, recorded.settings.warmup_epochs), differs
-
-
-def find_value(row: dict[str, Any], path: str) -> Any:
-    """The value at a path such as `metrics.noise.loss`; None if there is none."""
-    value: Any = row
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def find_series(runs: CellRuns, path: str) -> tuple[list[int], list[list[float]]]:
-    """The epochs that have a value, and the values of all seeds at each of them."""
-    by_epoch: dict[int, list[float]] = {}
-    for run in runs.by_seed.values():
-        for row in run.rows:
-            value = find_value(row, path)
-            if value is not None:
-                by_epoch.setdefault(row["epoch"], []).append(float(value))
-    epochs = sorted(by_epoch)
-    return epochs, [by_epoch[epoch] for epoch in epochs]
-
-
-def with_values(runs: list[CellRuns], paths: Sequence[str]) -> list[CellRuns]:
-    """The runs that have values at one of the paths; an InputError if there are none."""
-    found = [one for one in runs if any(find_series(one, path)[0] for path in paths)]
-    if not found:
-        raise InputError(
-            f"no run has {paths[0]} in its metrics.jsonl; was it trained with --compare-metrics?"
-        )
-    return found
-
-
-def group_by_row(runs: list[CellRuns]) -> dict[str, list[CellRuns]]:
-    """The runs of each data set."""
-    rows = dict.fromkeys(one.cell.row for one in runs)
-    return {row: [one for one in runs if one.cell.row == row] for row in rows}
 
 
 # ------------------------------------------------------------------------------------ the plots
@@ -351,6 +234,29 @@ def accuracy(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure":
     return figure
 
 
+def accuracy_over_time(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure":
+    """Accuracy after every epoch, over the mean time of training up to there."""
+    groups = group_by_row(with_values(runs, ["seconds.train"]))
+    figure = new_figure(3.6 * len(groups))
+    axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+    ends = []
+    for (row, some), axis in zip(groups.items(), axes, strict=True):
+        labels = []
+        for one, (colour, style) in zip(some, MANY_LINES, strict=False):
+            numbers, values = find_series(one, "accuracy")
+            seconds = seconds_until(one)
+            times = [seconds[number] for number in numbers]
+            means = draw_seeds(axis, times, values, colour, style)
+            labels.append(EndLabel(times[-1], means[-1], one.cell.column, colour))
+        axis.set_xscale("log")
+        axis.set_xlabel("seconds of training, with scoring and validation")
+        axis.set_ylabel("test accuracy (%)")
+        axis.set_title(row)
+        ends.append((axis, labels))
+    label_ends(figure, ends)
+    return figure
+
+
 def bias(runs: list[CellRuns], epochs: Sequence[int] | None) -> "Figure":
     """Wrong pseudo-labels that are trained on, and wrong ones that the network predicts."""
     groups = group_by_row(with_values(runs, list(BIAS)))
@@ -450,4 +356,5 @@ DRAWINGS: dict[str, Callable[[list[CellRuns], Sequence[int] | None], "Figure"]] 
     "pseudo-labels": pseudo_labels,
     "accuracy": accuracy,
     "bias": bias,
+    "accuracy-over-time": accuracy_over_time,
 }

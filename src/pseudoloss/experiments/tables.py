@@ -4,7 +4,7 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,6 +20,7 @@ from pseudoloss.experiments.cells import (
     find_run_folders,
     parse_value,
     read_accuracies,
+    read_details,
     read_finished,
     read_notices,
     source_kind,
@@ -34,6 +35,13 @@ from pseudoloss.experiments.matching import (
 from pseudoloss.files import read_json
 
 NO_VALUE = "–"
+DETAILS = {
+    "seconds": ("seconds", ".0f"),
+    "memory": ("memory (GiB)", ".2f"),
+    "auc": ("AUC", ".3f"),
+    "f1": ("F1", ".3f"),
+}
+"""Columns of `--details`: their title and format."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Result:
         where: name of its file, or folder of its cell.
         notices: notices that the run gave.
         differs: how its settings and pool differ from those of the cell; empty if they do not.
+        details: what else it says, by the keys of `DETAILS`.
     """
 
     seed: int
@@ -54,6 +63,7 @@ class Result:
     where: str
     notices: tuple[str, ...] = ()
     differs: str = ""
+    details: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,10 @@ class Line:
     @property
     def best(self) -> tuple[float | None, float | None]:
         return mean_and_std([result.best for result in self.results])
+
+    def detail(self, name: str) -> float | None:
+        """The mean over the runs that say it."""
+        return mean_and_std([r.details[name] for r in self.results if name in r.details])[0]
 
     @property
     def difference(self) -> float | None:
@@ -194,7 +208,7 @@ def read_run_folders(out: Path, cell: Cell, notes: list[str]) -> Iterable[Result
             pool_difference(cell, recorded.settings.pool),
         ]
         differs = ", ".join(filter(None, differences))
-        yield Result(seed, run.last, run.best, str(place), run.notices, differs)
+        yield Result(seed, run.last, run.best, str(place), run.notices, differs, run.details)
 
 
 def read_result_files(folder: Path, notes: list[str]) -> Iterable[ResultFile]:
@@ -224,7 +238,13 @@ def read_result_file(path: Path) -> ResultFile | None:
     source = arguments[programs[0] + 1]
     changes = parse_flags(arguments[end + 1 :])
     results = tuple(
-        Result(int(run["seed"]), *read_accuracies(run), path.name, read_notices(run))
+        Result(
+            int(run["seed"]),
+            *read_accuracies(run),
+            path.name,
+            read_notices(run),
+            details=_without_costs(read_details(run)),
+        )
         for run in content["runs"]
     )
     if "settings" in content:  # the preset may have changed since
@@ -233,6 +253,11 @@ def read_result_file(path: Path) -> ResultFile | None:
         settings = preset_settings(preset, upgrade_settings(changes))
     pool = None if changes.get("pool") is None else str(changes["pool"])
     return ResultFile(source, preset, settings, pool, results)
+
+
+def _without_costs(details: Mapping[str, float]) -> dict[str, float]:
+    """Times of result files are of whole processes, and some of them shared their GPU."""
+    return {name: value for name, value in details.items() if name in ("auc", "f1")}
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
@@ -263,10 +288,15 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def header(experiment: Experiment, lines: Sequence[Line]) -> list[str]:
-    """The names of the columns."""
+    """The names of the columns that are texts, then those of all others."""
     several = len({line.cell.column for line in lines}) > 1
-    first = [experiment.row_header, *([experiment.column_header] if several else [])]
-    return [*first, "paper, best", "ours, last", "ours, best", "n", "best - paper"]
+    return [experiment.row_header, *([experiment.column_header] if several else [])]
+
+
+def number_columns(details: bool) -> list[str]:
+    """The names of the other columns."""
+    more = [name for name, _ in DETAILS.values()] if details else []
+    return ["paper, best", "ours, last", "ours, best", "n", "best - paper", *more]
 
 
 def doubts(lines: Sequence[Line]) -> list[str]:
@@ -281,7 +311,9 @@ def all_notes(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str
     return [*numbered, *(experiment.remarks if others else ()), *notes]
 
 
-def format_line(line: Line, several: bool, footnotes: Sequence[str]) -> list[str]:
+def format_line(
+    line: Line, several: bool, footnotes: Sequence[str], details: bool = False
+) -> list[str]:
     """The entries of a line."""
     cell = line.cell
     mark = "*" if line.differs else ""
@@ -290,6 +322,7 @@ def format_line(line: Line, several: bool, footnotes: Sequence[str]) -> list[str
         marks = [str(footnotes.index(text) + 1) for text in cell.doubts]
         paper += f" [{', '.join(marks)}]"
     count = str(len(line.results)) if line.results else NO_VALUE
+    found = [(line.detail(name), form) for name, (_, form) in DETAILS.items() if details]
     return [
         cell.row + mark,
         *([cell.column] if several else []),
@@ -298,6 +331,7 @@ def format_line(line: Line, several: bool, footnotes: Sequence[str]) -> list[str
         format_accuracy(*line.best),
         "published" if isinstance(cell, Published) else count,
         NO_VALUE if line.difference is None else f"{line.difference:+.2f}",
+        *(NO_VALUE if value is None else f"{value:{form}}" for value, form in found),
     ]
 
 
@@ -307,16 +341,20 @@ def format_accuracy(value: float | None, std: float | None) -> str:
     return f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}"
 
 
-def as_text(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
+def as_text(
+    experiment: Experiment, lines: Sequence[Line], notes: Sequence[str], details: bool = False
+) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = header(experiment, lines)
-    several = len(names) > 6
-    for index, name in enumerate(names):
-        table.add_column(name, justify="left" if index < 1 + several else "right", no_wrap=True)
+    texts = header(experiment, lines)
+    several = len(texts) > 1
+    for name in texts:
+        table.add_column(name, justify="left", no_wrap=True)
+    for name in number_columns(details):
+        table.add_column(name, justify="right", no_wrap=True)
     blocks = len({line.cell.row for line in lines}) > 1
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         ends = blocks and following is not None and following.cell.column != line.cell.column
-        entries = map(escape, format_line(line, several, doubts(lines)))
+        entries = map(escape, format_line(line, several, doubts(lines), details))
         table.add_row(*entries, end_section=ends)
     file = io.StringIO()
     Console(file=file, width=200, highlight=False).print(table)
@@ -324,19 +362,24 @@ def as_text(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str])
     return "\n".join([title(experiment), body, *all_notes(experiment, lines, notes)]) + "\n"
 
 
-def as_markdown(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
-    names = header(experiment, lines)
-    several = len(names) > 6
-    marks = ["---", *(["---"] if several else []), *["---:"] * 5]
-    rows = [names, marks, *(format_line(line, several, doubts(lines)) for line in lines)]
+def as_markdown(
+    experiment: Experiment, lines: Sequence[Line], notes: Sequence[str], details: bool = False
+) -> str:
+    texts, numbers = header(experiment, lines), number_columns(details)
+    marks = [*["---"] * len(texts), *["---:"] * len(numbers)]
+    footnotes, several = doubts(lines), len(texts) > 1
+    entries = [format_line(line, several, footnotes, details) for line in lines]
+    rows = [[*texts, *numbers], marks, *entries]
     notes = all_notes(experiment, lines, notes)
     body = ["| " + " | ".join(text.replace("*", "\\*") for text in row) + " |" for row in rows]
     listed = ["", *(f"- {note}".replace("*", "\\*") for note in notes)] if notes else []
     return "\n".join([f"**{title(experiment)}**", "", *body, *listed]) + "\n"
 
 
-def as_csv(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) -> str:
-    """Unrounded numbers, without notes."""
+def as_csv(
+    experiment: Experiment, lines: Sequence[Line], notes: Sequence[str], details: bool = False
+) -> str:
+    """Unrounded numbers, without notes; always with the details."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -349,6 +392,7 @@ def as_csv(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) 
                 *("" if number is None else round(number, 4) for number in numbers),
                 len(line.results),
                 "" if line.difference is None else round(line.difference, 4),
+                *("" if value is None else round(value, 4) for value in map(line.detail, DETAILS)),
                 line.differs,
                 "; ".join(cell.doubts),
             ]
@@ -358,7 +402,7 @@ def as_csv(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str]) 
 
 CSV_COLUMNS = (
     *("experiment", "cell", "row", "column", "paper", "paper_std"),
-    *("last", "last_std", "best", "best_std", "n", "difference", "differs", "doubts"),
+    *("last", "last_std", "best", "best_std", "n", "difference", *DETAILS, "differs", "doubts"),
 )
 FORMATS = {"text": as_text, "markdown": as_markdown, "csv": as_csv}
 

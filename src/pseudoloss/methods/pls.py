@@ -212,7 +212,7 @@ class Options:
 
 
 class PLS(Method):
-    """Algorithm 1. Methods that add to it override single parts of it (pls_plus.py)."""
+    """Algorithm 1. Methods that add to it can override single parts of it."""
 
     compared = ("metrics", "bias", "pseudo_loss")
     scored_by: str | None = None  # role of the network that both stages ask; None: that predicts

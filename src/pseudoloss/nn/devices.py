@@ -29,6 +29,17 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """`peak_memory` counts from here."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes of the device that tensors took at a time; None if it does not count them."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """The data type with this name; "auto" is bfloat16 on CUDA and float32 elsewhere."""
     if name == "auto":
