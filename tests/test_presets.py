@@ -264,6 +264,17 @@ def test_a_shorter_run_of_a_preset_scales_the_steps_of_its_learning_rate():
     assert settings(epochs=15, schedule="constant").schedule == "constant"
 
 
+def test_adam_has_a_learning_rate_of_its_own():
+    def lr(**values):
+        return request("cifar100-id50", None, values).settings("default").lr
+
+    assert (lr(), lr(optimiser="nesterov"), lr(optimiser="adam")) == (0.1, 0.1, 0.001)
+    assert lr(optimiser="adam", batch_size=128) == 0.0005
+    assert lr(optimiser="adam", lr=0.02) == 0.02
+    gentle = request("finetune", None, {"optimiser": "adam", "head_start": True})
+    assert gentle.settings("default").lr == 0.001
+
+
 def test_a_run_whose_epochs_were_fitted_to_the_time_resumes_with_its_preset():
     asked = request("cifar100-id50-elr", None, {})
     recorded = dataclasses.replace(asked.settings("default"), epochs=15, schedule="steps:8,12:0.01")

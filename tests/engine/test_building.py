@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import make_source, make_trainer
+from conftest import make_source
 from pseudoloss.config import Settings
-from pseudoloss.engine.building import build_networks, build_optimiser, follow, reset_head
+from pseudoloss.engine.building import build_networks, follow, reset_head
 from pseudoloss.methods.base import Ema
 from pseudoloss.nn.networks import build
 
@@ -95,29 +95,3 @@ def test_a_new_head_depends_on_its_seed_alone():
     reset_head(b, seed=4)
     assert not equal(a, b)
     assert b.classifier.weight.abs().max() <= 128**-0.5  # as nn.Linear starts
-
-
-# -------------------------------------------------------------------------------- the optimiser
-
-
-def test_momentum_exists_from_the_start_and_is_zero():
-    network = small_network()
-    optimiser = build_optimiser(network, Settings(), torch.tensor(0.1))
-    buffers = [optimiser.state[p]["momentum_buffer"] for p in network.parameters()]
-    assert all(not buffer.any() for buffer in buffers)
-
-
-def test_the_step_is_that_of_torch_optim():
-    """SGD with momentum and weight decay, without our tensors and zero buffers."""
-    settings = {"method": "ce", "momentum": 0.8, "weight_decay": 1e-3}
-    ours, plain = make_trainer(**settings), make_trainer(**settings)
-    network = plain.networks["net"]
-    plain.optimisers["net"] = torch.optim.SGD(
-        network.parameters(), lr=0.05, momentum=0.8, weight_decay=1e-3, foreach=False
-    )
-    plain.steps = [[plain._prepare(step, phase) for step in phase.steps] for phase in plain.phases]
-    for trainer in (ours, plain):
-        trainer.train_epoch(0)
-    assert not equal(ours.networks["net"], make_trainer(**settings).networks["net"])
-    for a, b in zip(ours.networks["net"].parameters(), network.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

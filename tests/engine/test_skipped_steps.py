@@ -9,6 +9,7 @@ import pseudoloss as pl
 from conftest import TINY, make_source, make_trainer, metrics_of
 from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import checkpoint, health, watch
+from pseudoloss.engine.optimisers import ADAM_MEMORY
 from pseudoloss.engine.steps import finite, norms_of
 from pseudoloss.errors import TrainingError
 from pseudoloss.methods.base import Outputs
@@ -34,12 +35,15 @@ def spoil_views(monkeypatch, when, value):
     return calls
 
 
+MAY_NOT_CHANGE = ("networks.", *(f"{name}." for name in ADAM_MEMORY.values()))
+
+
 def everything(trainer):
     """All that a step may change, but for counters and what it says about the images."""
     return {
         name: tensor.clone()
         for name, tensor in checkpoint.checkpoint_tensors(trainer).items()
-        if name.startswith(("networks.", "momentum.")) and "num_batches" not in name
+        if name.startswith(MAY_NOT_CHANGE) and "num_batches" not in name
     }
 
 
@@ -51,7 +55,16 @@ def same(one, other):
 @pytest.mark.parametrize("method", METHOD_SETTINGS)
 @pytest.mark.parametrize("phase", [0, 1])
 def test_a_step_that_is_not_finite_changes_nothing(monkeypatch, method, phase, value):
-    trainer = make_trainer(method=method)
+    check_that_a_step_changes_nothing(monkeypatch, make_trainer(method=method), phase, value)
+
+
+def test_a_step_of_adam_that_is_not_finite_changes_nothing(monkeypatch):
+    trainer = make_trainer(method="ce", optimiser="adam", lr=0.01)
+    check_that_a_step_changes_nothing(monkeypatch, trainer, 0, math.nan)
+
+
+def check_that_a_step_changes_nothing(monkeypatch, trainer, phase, value):
+    method = trainer.settings.method
     trainer.train_epoch(0)
     trainer.score(0)
     snapshots = [everything(trainer)]

@@ -60,10 +60,13 @@ class Settings:
     schedule: str = "cosine"
     """Learning rate after the warm-up: cosine, constant, or steps:80,120:0.1 (multiplied by 0.1 at
     the start of epochs 81 and 121)."""
+    optimiser: Literal["sgd", "nesterov", "adam"] = "sgd"
+    """SGD with momentum; with Nesterov's momentum; or Adam, whose learning rate starts at 0.001
+    unless --lr says otherwise."""
     momentum: Annotated[float, SHARE] = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD; the first beta of Adam."""
     weight_decay: Annotated[float, SHARE] = 5e-4
-    """Weight decay of SGD."""
+    """Weight decay, added to the gradients."""
 
     # Views
     image_size: Annotated[int | None, within(8, 4096)] = None
@@ -146,6 +149,8 @@ class Settings:
                 f"--accumulate {self.accumulate} must divide --batch-size {self.batch_size} into "
                 "equal parts of at least 2 images"
             )
+        if self.optimiser == "nesterov" and self.momentum == 0:
+            raise InputError("--optimiser nesterov needs a --momentum above 0")
         parse_schedule(self.schedule)
 
     @property

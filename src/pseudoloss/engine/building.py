@@ -1,9 +1,9 @@
-"""Networks, optimisers and the model of a run, built from its settings."""
+"""Networks and the model of a run, built from its settings."""
 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pseudoloss.config import Settings
 from pseudoloss.data import Data
@@ -72,24 +72,6 @@ def build_model(
         label_type=data.label_type,
     )
     return Model(description, members[0] if len(members) == 1 else Ensemble(members), views)
-
-
-def build_optimiser(network: Network, settings: Settings, lr: Tensor) -> torch.optim.SGD:
-    """SGD whose learning rate is a tensor, and whose momentum exists from the start.
-
-    A head whose first gradient comes after the warm-up needs a buffer too: zeros make the same
-    first step as none, and a captured step and a checkpoint find the tensors there.
-    """
-    optimiser = torch.optim.SGD(
-        network.parameters(),
-        lr=lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        fused=lr.device.type != "mps",
-    )
-    for parameter in network.parameters():
-        optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimiser
 
 
 @torch.no_grad()

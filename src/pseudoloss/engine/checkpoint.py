@@ -1,8 +1,8 @@
 """A checkpoint: everything a run needs to resume, in one pickle-free file that is replaced at once.
 
-It holds the networks, their momentum, the state of the method, the sum of the predictions over the
-epochs, the description of the model and the record of the run so far (epochs done, best epoch,
-time, notices, metrics). Two things are not in it because they follow from the
+It holds the networks, the memory of their optimisers, the state of the method, the sum of the
+predictions over the epochs, the description of the model and the record of the run so far (epochs
+done, best epoch, time, notices, metrics). Two things are not in it because they follow from the
 epoch: the learning rate, and the random streams (randomness.py).
 
 A checkpoint in the middle of an epoch also holds the order of its images, the state of the random
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pseudoloss import distributed
 from pseudoloss.engine.feed import Place
+from pseudoloss.engine.optimisers import memory
 from pseudoloss.engine.steps import Tally
 from pseudoloss.engine.trainer import Inside, Trainer
 from pseudoloss.errors import InputError, reason
@@ -36,9 +37,10 @@ def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
         for name, tensor in network.state_dict().items()
     }
     found |= {
-        f"momentum.{role}.{name}": optimiser.state[parameter]["momentum_buffer"]
+        f"{kind}.{role}.{name}": tensor
         for role, optimiser in trainer.optimisers.items()
         for name, parameter in trainer.networks[role].named_parameters()
+        for kind, tensor in memory(optimiser, parameter).items()
     }
     histories = {"train": trainer.history, "held-out": trainer.held_out_history}
     found |= {

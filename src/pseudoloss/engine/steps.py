@@ -75,6 +75,7 @@ def make_step(
     moving = [s for role in networks if role in follow_views for s in norms_of(networks[role])]
     resting = [s for role in networks if role not in follow_views for s in norms_of(networks[role])]
     one = torch.ones_like(tally.bad)
+    found_inf = tally.bad.view(())  # the shape that torch's optimisers expect
     can_skip = tally.bad.device.type != "mps"  # torch has no fused SGD there
 
     def run(show: Any, loss_of: Any) -> None:
@@ -106,7 +107,7 @@ def make_step(
         tally.skipped.add_(is_bad)
         for optimiser in trained:
             if can_skip:
-                optimiser.found_inf = tally.bad  # type: ignore[attr-defined]  # 1: no update
+                optimiser.found_inf = found_inf  # type: ignore[attr-defined]  # 1: no update
             optimiser.step()
         if before is not None:
             kept = torch.where(is_bad, before, torch.cat(moving))

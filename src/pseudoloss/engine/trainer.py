@@ -18,13 +18,13 @@ from pseudoloss.data.storage import DeviceImages, choose_place, place
 from pseudoloss.engine.building import (
     build_model,
     build_networks,
-    build_optimiser,
     build_views,
     reset_head,
 )
 from pseudoloss.engine.capture import Call, Result, capture, compiled
 from pseudoloss.engine.feed import Feed, Place
 from pseudoloss.engine.history import History
+from pseudoloss.engine.optimisers import build_optimiser, reset
 from pseudoloss.engine.randomness import (
     generator,
     layer_states,
@@ -223,8 +223,7 @@ class Trainer:
     def _begin_phase(self, phase: Phase, epoch: int) -> None:
         for number, (role, optimiser) in enumerate(self.optimisers.items()):
             if phase.reset_optimiser:
-                for values in optimiser.state.values():
-                    values["momentum_buffer"].zero_()
+                reset(optimiser)
             if phase.reset_head:
                 seed = stream_seed(self.settings.seed, f"head {number}", epoch)
                 reset_head(self.networks[role], seed)

@@ -26,6 +26,8 @@ from pseudoloss.files import at_home, parse_json, read_text, without_checksum
 from pseudoloss.presets.table import NO_HEAD_START, PRESETS
 from pseudoloss.reading import READ_OPTIONS
 
+ADAM_LR = 0.001  # with a preset whose learning rate is for SGD
+
 
 @dataclass(frozen=True)
 class Request:
@@ -39,7 +41,7 @@ class Request:
 
         `fitting` are values that suit the data better than the preset's; what was asked for comes
         first. Settings of other methods are dropped from both. A batch size other than the preset's
-        scales the learning rate in proportion.
+        scales the learning rate in proportion, and Adam has a rate of its own.
         """
         preset = PRESETS[self.preset or default_preset]
         preset_method = preset.get("method", Settings.method)
@@ -57,6 +59,9 @@ class Request:
             values["head_start"] = False
         if preset.get("head_start") and values["head_start"] is False:
             preset = preset | NO_HEAD_START
+            values = values | {"lr": preset["lr"]} | self.values
+        if values.get("optimiser") == "adam" and preset.get("optimiser") != "adam":
+            preset = preset | {"lr": min(preset.get("lr", Settings.lr), ADAM_LR)}
             values = values | {"lr": preset["lr"]} | self.values
         usual = Settings(**preset)
         batch_size = values.get("batch_size", usual.batch_size)
