@@ -50,6 +50,7 @@ TITLES = {
     "mixup": "mixup",
     "elr": "Early-Learning Regularisation",
     "co-teaching": "Co-teaching",
+    "rrl": "Robust Representation Learning",
 }
 
 WHEN = {
@@ -87,7 +88,7 @@ WHEN = {
     "contrast_mix": "separate for the paper's form.",
     "balance": "Lower if rare classes are predicted too often; 0 if the shares are unknown.",
     "balance_prior": "given for imbalanced classes; chosen automatically for folders and tables.",
-    "mixup_alpha": "8 to 32 with many wrong labels.",
+    "mixup_alpha": "With mixup: 8 to 32 with many wrong labels.",
     "mixup_lambda": "uniform for the paper's form.",
     "correct": "Ablation.",
     "contrast": "Ablation; off is faster.",
@@ -99,6 +100,15 @@ WHEN = {
     "forget_rate": "Set it to the noise rate, or an estimate of it.",
     "forget_epochs": "Rarely.",
     "ensemble": "To predict with both networks, at twice the cost.",
+    "temperature": "Rarely.",
+    "instance_weight": "Rarely.",
+    "prototype_weight": "Lower if the loss becomes NaN or training is unstable.",
+    "ramp_epochs": "Shorter in short runs.",
+    "reconstruction_weight": "Rarely.",
+    "neighbours": "Fewer if a class has fewer than a few hundred images.",
+    "keep_threshold": "Higher if too few wrong labels are flagged: with few classes, or few images.",
+    "use_threshold": "Lower if a notice says that few images are used.",
+    "as_released": "To repeat the released program.",
     "image_size": "Larger for details, smaller for speed.",
     "pad": "0 if a shift would cut off what matters.",
     "flip": "Off if left and right matter: digits, text, signs.",

@@ -69,6 +69,7 @@ METHODS = {
     "mixup": {},
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
+    "rrl": {"neighbours": 20, "keep_threshold": 0.4, "ramp_epochs": 2},
     "toy": {"epochs": 4},
 }
 

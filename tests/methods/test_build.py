@@ -9,6 +9,7 @@ from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.mixup import Mixup
+from pseudoloss.methods.rrl import RRL
 
 GIVEN = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 3])
 CLASSES = {
@@ -17,6 +18,7 @@ CLASSES = {
     "mixup": Mixup,
     "elr": ELR,
     "co-teaching": CoTeaching,
+    "rrl": RRL,
 }
 
 

@@ -43,7 +43,7 @@ variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def method_of(variant, **changes):
-    values = {"epochs": EPOCHS, "warmup": W} | VARIANTS[variant] | changes
+    values = {"epochs": EPOCHS, "warmup": W, "projection": D} | VARIANTS[variant] | changes
     return build(Settings(**values), GIVEN, C, False)
 
 
@@ -57,20 +57,27 @@ def state_of(method):
     return state
 
 
+def widths(method):
+    """Columns of what a network says about a view in training mode."""
+    return (C, D, 1) if method.decoder else (C, D)
+
+
 def images(seed=0):
     random = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (B, 3, 8, 8), dtype=torch.uint8, generator=random)
 
 
-def outputs_for(shown, seed=0):
+def outputs_for(shown, method, seed=0):
     """Random outputs for the views that are shown; those with gradients are leaves."""
     random = torch.Generator().manual_seed(seed)
 
     def some(views, grad):
         return [
-            tuple((2 * torch.randn(B, k, generator=random)).requires_grad_(grad) for k in (C, D))
+            tuple((2 * torch.randn(B, k, generator=random)).requires_grad_(grad) for k in sizes)
             for _ in views
         ]
+
+    sizes = widths(method)
 
     return {
         role: Outputs(
@@ -93,7 +100,7 @@ def scorer_of(method, seed=0, n=N):
         plain,
         weak=[logits(), logits()],
         roles={role: plain if i == 0 else logits() for i, role in enumerate(method.networks)},
-        projections_ND=F.normalize(plain),
+        projections_ND=F.normalize(torch.cat([plain, torch.zeros(n, D - C)], 1)),
     )
 
 
@@ -144,13 +151,13 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
     for phase in method.phases():
         for step in phase.steps:
             batch = make_batch(INDEX, GIVEN, images(), MIXES)
-            outputs = outputs_for(step.show(VIEWS, batch))
+            outputs = outputs_for(step.show(VIEWS, batch), method)
             loss = step.loss(outputs, batch, state_of(method))
             assert loss.shape == ()
             assert loss.isfinite()
             loss.backward()
             for role in step.trains:
-                logits, _ = outputs[role].with_grad[0]
+                logits, *_ = outputs[role].with_grad[0]
                 assert logits.grad.abs().sum() > 0
 
 
@@ -161,7 +168,7 @@ def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
     method = method_of(variant)
     (step,) = method.phases()[1].steps
     batch = make_batch(INDEX, GIVEN, images(), MIXES)
-    outputs = outputs_for(step.show(VIEWS, batch), seed)
+    outputs = outputs_for(step.show(VIEWS, batch), method, seed)
     place = order.argsort()
     moved_batch = batch._replace(
         index_B=batch.index_B[order],
@@ -169,7 +176,7 @@ def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
         mixes=tuple(Mix(place[mix.partner_B[order]], mix.lam) for mix in batch.mixes),
     )
     moved_outputs = {
-        role: Outputs(*([(a[order], b[order]) for a, b in views] for views in found))
+        role: Outputs(*([tuple(t[order] for t in view) for view in kind] for kind in found))
         for role, found in outputs.items()
     }
     state, moved_state = state_of(method), state_of(method)
@@ -188,7 +195,7 @@ def test_a_step_draws_no_random_numbers(variant):
             mixes = MIXES[: len(step.lambdas)]
             batch = make_batch(INDEX, GIVEN, images(), mixes, draws=step.draws)
             before = torch.get_rng_state()
-            outputs = outputs_for(step.show(VIEWS, batch))
+            outputs = outputs_for(step.show(VIEWS, batch), method)
             first, second = (step.loss(outputs, batch, state_of(method)) for _ in range(2))
             assert torch.equal(first, second)
             assert torch.equal(torch.get_rng_state(), before)
@@ -206,7 +213,7 @@ def test_a_state_is_filled_in_place(variant):
     for epoch in (W - 1, W, EPOCHS - 1):
         method.begin_epoch(state, epoch)
         (step,) = method.phases()[1].steps
-        step.loss(outputs_for(step.show(VIEWS, batch)), batch, state)
+        step.loss(outputs_for(step.show(VIEWS, batch), method), batch, state)
         method.scoring(epoch).run(scorer, state)
     for name, value in tensors_of(state).items():
         assert value.data_ptr() == places[name], name
@@ -228,7 +235,7 @@ def test_views_and_losses_can_be_compiled_whole(variant):
         for compiled_views, plain_views in zip(shown, plain[role], strict=True):
             torch.testing.assert_close(compiled_views, plain_views)
     state, compiled_state = state_of(method), state_of(method)
-    outputs = outputs_for(plain)
+    outputs = outputs_for(plain, method)
     wanted = step.loss(outputs, batch, state)
     torch.testing.assert_close(loss(outputs, batch, compiled_state), wanted)
     for name, value in tensors_of(state).items():
@@ -244,7 +251,7 @@ def test_nothing_is_read_back_from_a_gpu(variant):
             return torch.empty(shape, dtype=dtype, device="cuda")
 
         given_N = on_gpu(N, dtype=torch.long)
-        values = {"epochs": EPOCHS, "warmup": W} | VARIANTS[variant]
+        values = {"epochs": EPOCHS, "warmup": W, "projection": D} | VARIANTS[variant]
         method = build(Settings(**values), given_N, C, False)
         state = method.start(given_N, C)
         views = Views(on_gpu(3), on_gpu(3), (8, 8), 1, True)
@@ -257,12 +264,14 @@ def test_nothing_is_read_back_from_a_gpu(variant):
             )
             shown = step.show(views, batch)
             outputs = {
-                role: Outputs(*([(on_gpu(B, C), on_gpu(B, D)) for _ in part] for part in found))
+                role: Outputs(
+                    *([tuple(on_gpu(B, k) for k in widths(method)) for _ in kind] for kind in found)
+                )
                 for role, found in shown.items()
             }
             assert step.loss(outputs, batch, state).shape == ()
         roles = {role: on_gpu(N, C) for role in method.networks}
-        scorer = FakeScorer(given_N, on_gpu(N, C), roles=roles)
+        scorer = FakeScorer(given_N, on_gpu(N, C), roles=roles, projections_ND=on_gpu(N, D))
         for epoch in (W - 1, W):
             assert method.scoring(epoch).fixed_shapes
             method.scoring(epoch).run(scorer, state)
@@ -320,7 +329,7 @@ GENERIC = [
 ] + [SOURCE / "runs.py"]
 MODULES = {
     *("ce", "co_teaching", "elr", "mixup"),
-    *("pls", "pls_metrics", "pls_notices", "pseudo_labels"),
+    *("pls", "pls_metrics", "pls_notices", "pseudo_labels", "rrl"),
 }
 
 

@@ -54,6 +54,8 @@ def state_of(method, given_N, labels):
     state.noisy_N.copy_(torch.arange(N) % 2 == 0 if noisy is None else torch.tensor(noisy))
     if hasattr(state, "trust_N"):
         state.trust_N.copy_(torch.rand(N) if trust is None else torch.tensor(trust))
+    if hasattr(state, "used_N"):
+        state.used_N.copy_(~state.noisy_N)
     method.begin_epoch(state, EPOCHS - 1)
     return state
 
@@ -71,15 +73,16 @@ def views_of(step, given_N):
     return {role: tuple(map(len, views)) for role, views in shown.items()}
 
 
-def outputs_of(counts, B, logits, scale, dtype):
+def outputs_of(counts, B, logits, scale, dtype, decoder):
     """What networks that see so many views could say."""
 
-    def pair(with_grad):
-        found = (LOGITS[logits](B).to(dtype), (torch.randn(B, D) * scale).to(dtype))
+    def view(with_grad):
+        found = [LOGITS[logits](B).to(dtype), (torch.randn(B, D) * scale).to(dtype)]
+        found += [torch.rand(B, 1) * scale] if decoder else []
         return tuple(t.requires_grad_(with_grad) for t in found)
 
     return {
-        role: Outputs(*([pair(kind == 1) for _ in range(n)] for kind, n in enumerate(each)))
+        role: Outputs(*([view(kind == 1) for _ in range(n)] for kind, n in enumerate(each)))
         for role, each in counts.items()
     }
 
@@ -90,7 +93,8 @@ def test_losses_and_gradients_are_finite(form, dtype):
     """Extreme logits, one class in a batch, all, no or half of the labels noisy, every or no label
     trusted, batches of one image, mixing with λ of 0 and 1: all of these together."""
     torch.manual_seed(0)
-    settings = Settings(**({"epochs": EPOCHS, "warmup": WARMUP, "lr": 0.1} | FORMS[form]))
+    usual = {"epochs": EPOCHS, "warmup": WARMUP, "lr": 0.1, "projection": D}
+    settings = Settings(**(usual | FORMS[form]))
     for one_class in (False, True):
         given_N = given_labels(one_class)
         method = build(settings, given_N, C, False)
@@ -102,7 +106,7 @@ def test_losses_and_gradients_are_finite(form, dtype):
                 for B, lam in ((1, 1.0), (8, 0.0), (8, 0.7)):
                     state = state_of(method, given_N, LABELS[labels])
                     batch = batch_of(B, given_N, step, lam)
-                    outputs = outputs_of(counts, B, logits, scale, dtype)
+                    outputs = outputs_of(counts, B, logits, scale, dtype, method.decoder)
                     case = (one_class, labels, logits, scale, B, lam)
                     check(step.loss(outputs, batch, state), outputs, state, case)
 

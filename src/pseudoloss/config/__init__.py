@@ -14,6 +14,7 @@ from pseudoloss.config.methods import (
     ELRSettings,
     MixupSettings,
     PLSSettings,
+    RRLSettings,
 )
 from pseudoloss.config.settings import (
     EMBEDDED,
@@ -47,6 +48,7 @@ __all__ = [
     "ELRSettings",
     "MixupSettings",
     "PLSSettings",
+    "RRLSettings",
     "Settings",
     "all_setting_types",
     "as_flag",

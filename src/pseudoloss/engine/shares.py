@@ -9,6 +9,7 @@ weights are added up. So no method needs to know of this.
 Shapes: B images in the batch, b of them in a process, W processes.
 """
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -73,10 +74,10 @@ def gather_outputs(outputs: Outputs) -> Outputs:
     """The outputs for the whole batch, in one transfer."""
     no_grad, with_grad, in_eval = outputs
     count = len(with_grad)
-    pairs = [*with_grad, *no_grad, *in_eval]
-    wholes = _Gather.apply(*(tensor for pair in pairs for tensor in pair))  # type: ignore[no-untyped-call]
-    found = list(zip(wholes[::2], wholes[1::2], strict=True))
-    free = [(logits.detach(), projection.detach()) for logits, projection in found[count:]]
+    views = [*with_grad, *no_grad, *in_eval]
+    wholes = iter(_Gather.apply(*(tensor for view in views for tensor in view)))  # type: ignore[no-untyped-call]
+    found = [tuple(islice(wholes, len(view))) for view in views]
+    free = [tuple(tensor.detach() for tensor in view) for view in found[count:]]
     return Outputs(free[: len(no_grad)], found[:count], free[len(no_grad) :])
 
 

@@ -6,6 +6,7 @@ from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
+from pseudoloss.config.methods.rrl import RRLSettings
 
 __all__ = [
     "METHOD_SETTINGS",
@@ -15,6 +16,7 @@ __all__ = [
     "ELRSettings",
     "MixupSettings",
     "PLSSettings",
+    "RRLSettings",
 ]
 
 METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
@@ -23,5 +25,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "mixup": MixupSettings,
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
+    "rrl": RRLSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
