@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from pseudoloss.config.limits import above, within
+from pseudoloss.config.limits import ALPHA, above, within
 from pseudoloss.config.methods.detection import DetectionSettings
 
 
@@ -12,7 +12,7 @@ class MixMatchSettings(DetectionSettings):
     """MixMatch."""
 
     # MixMatch
-    mixup_alpha: Annotated[float, above(0, 1000)] = 4.0
+    mixup_alpha: Annotated[float, ALPHA] = 4.0
     """λ ~ Beta(α, α), folded: the first of two mixed images dominates. Larger values mix every pair
     more evenly."""
     temperature: Annotated[float, above(0, 100)] = 0.5
