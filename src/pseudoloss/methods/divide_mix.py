@@ -140,7 +140,7 @@ class DivideMix(Method):
     # ----------------------------------------------------------------- the split, after an epoch
 
     def scoring(self, epoch: int) -> Scoring:
-        return Scoring(self.divide, self.detector.weak_views, self.detector.fixed_shapes, passes=2)
+        return Scoring(self.divide, self.detector.weak_views, self.detector.fixed_shapes)
 
     def score(self, scorer: Scorer, state: DivideMixState) -> None:
         """Losses of each network and of both together, and what they predict."""
