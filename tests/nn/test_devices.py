@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from pseudoloss.errors import InputError
-from pseudoloss.nn.devices import choose_device, choose_precision, device_name, using
+from pseudoloss.nn.devices import (
+    choose_device,
+    choose_precision,
+    cpu_threads,
+    device_name,
+    using,
+)
 
 
 def test_devices_by_name():
@@ -32,3 +38,14 @@ def test_name_of_the_cpu_tells_its_threads():
 def test_using_the_cpu_changes_nothing():
     with using(torch.device("cpu")):
         assert torch.ones(2).device.type == "cpu"
+
+
+def test_the_number_of_threads_comes_back_also_after_an_error():
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError), cpu_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        with cpu_threads(1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == before + 1
+        raise KeyError
+    assert torch.get_num_threads() == before
