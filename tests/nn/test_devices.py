@@ -41,11 +41,17 @@ def test_using_the_cpu_changes_nothing():
 
 
 def test_the_number_of_threads_comes_back_also_after_an_error():
-    before = torch.get_num_threads()
-    with pytest.raises(KeyError), cpu_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-        with cpu_threads(1):
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == before + 1
-        raise KeyError
+    before, inside = torch.get_num_threads(), []
+
+    def fail():
+        with cpu_threads(before + 1):
+            inside.append(torch.get_num_threads())
+            with cpu_threads(1):
+                inside.append(torch.get_num_threads())
+            inside.append(torch.get_num_threads())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert inside == [before + 1, 1, before + 1]
     assert torch.get_num_threads() == before
