@@ -69,7 +69,8 @@ METHODS = {
     "mixup": {},
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
-    "rrl": {"neighbours": 20, "keep_threshold": 0.4, "ramp_epochs": 2},
+    "divide-mix": {"batch_size": 8, "loss_epochs": 2},
+    "rrl": {"neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
     "toy": {"epochs": 4},
 }
 

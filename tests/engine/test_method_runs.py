@@ -15,7 +15,8 @@ from pseudoloss.runs import open_model
 RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
-    "rrl": {"projection": 16, "neighbours": 20, "keep_threshold": 0.4, "ramp_epochs": 2},
+    "divide-mix": {},
+    "rrl": {"projection": 16, "neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
 }
 
 
@@ -52,11 +53,16 @@ def co_teaching_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def divide_mix_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "divide-mix", 3)
+
+
+@pytest.fixture(scope="module")
 def rrl_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "rrl", 5, warmup=2)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run", "rrl_run"])
+@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run", "rrl_run"])
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -98,6 +104,7 @@ MORE = {
     "pls": {"initial_trust": True, "contrast_mix": "separate"},
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
+    "divide-mix": {"loss_epochs": 2},
     "rrl": RIVALS["rrl"],
 }
 
@@ -113,7 +120,11 @@ def test_every_method_resumes_bit_for_bit(tmp_path, tiny_source, method):
 
 
 def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
-    wanted = {"elr": {"state.target_NC"}, "co-teaching": {"state.kept", "state.confidence_N"}}
+    wanted = {
+        "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
+        "elr": {"state.target_NC"},
+        "co-teaching": {"state.kept", "state.confidence_N"},
+    }
     for method, names in wanted.items():
         out = tmp_path / method
         pl.train(tiny_source, out, method=method, quiet=True, **TINY)

@@ -157,7 +157,7 @@ def test_prototype_contrast():
     "changes",
     [
         {},
-        {"temperature": 0.1, "prototype_weight": 2, "ramp_epochs": 0},
+        {"contrast_temperature": 0.1, "prototype_weight": 2, "prototype_ramp": 0},
         {"instance_weight": 0, "reconstruction_weight": 3},
     ],
     ids=str,
@@ -457,7 +457,9 @@ def test_what_is_noticed():
 def test_options_are_those_of_the_settings():
     own = Settings(method="rrl").method_settings
     options = method_of().options
-    for name in ("temperature", "instance_weight", "prototype_weight", "use_threshold"):
+    for name in ("instance_weight", "prototype_weight", "reconstruction_weight", "use_threshold"):
         assert getattr(options, name) == getattr(own, name)
+    assert options.temperature == own.contrast_temperature
+    assert options.ramp_epochs == own.prototype_ramp
     assert options.dimensions == D
     assert not options.one_chain

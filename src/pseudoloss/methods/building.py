@@ -10,6 +10,7 @@ from torch import Tensor
 from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
+    DivideMixSettings,
     ELRSettings,
     MixupSettings,
     PLSSettings,
@@ -22,6 +23,7 @@ from pseudoloss.methods.base import Method, beta, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import LossDetector
+from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
@@ -71,16 +73,30 @@ def build_co_teaching(settings: Settings, given: Given) -> Method:
     return CoTeaching(given.detector, *length, own.forget_rate, own.forget_epochs, own.ensemble)
 
 
+def build_divide_mix(settings: Settings, given: Given) -> Method:
+    own = cast(DivideMixSettings, settings.method_settings)
+    return DivideMix(
+        given.detector,
+        MixMatchOptions(own.mixup_alpha, own.temperature, own.lambda_u, own.ramp_epochs),
+        _prior("uniform", given.given_N, given.classes),
+        settings.epochs,
+        settings.warmup_epochs,
+        settings.batch_size,
+        own.warmup_penalty,
+        own.loss_epochs,
+    )
+
+
 def build_rrl(settings: Settings, given: Given) -> Method:
     own = cast(RRLSettings, settings.method_settings)
     keep_threshold = own.keep_threshold
     if keep_threshold is None:
         keep_threshold = max(1 / given.classes, 0.02)
     options = rrl.Options(
-        temperature=own.temperature,
+        temperature=own.contrast_temperature,
         instance_weight=own.instance_weight,
         prototype_weight=own.prototype_weight,
-        ramp_epochs=own.ramp_epochs,
+        ramp_epochs=own.prototype_ramp,
         reconstruction_weight=own.reconstruction_weight,
         lambda_rule=beta(own.mixup_alpha),
         neighbours=own.neighbours,
@@ -105,6 +121,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "mixup": build_mixup,
     "elr": build_elr,
     "co-teaching": build_co_teaching,
+    "divide-mix": build_divide_mix,
     "rrl": build_rrl,
 }
 """How each method is built from the settings, by its name."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pseudoloss.config.limits import SHARE, above, at_least, within
+from pseudoloss.config.limits import ALPHA, SHARE, within
 from pseudoloss.config.methods.detection import DetectionSettings
 
 
@@ -12,22 +12,22 @@ class RRLSettings(DetectionSettings):
     """Robust Representation Learning."""
 
     # Terms of the loss
-    temperature: Annotated[float, within(0.001, 1000)] = 0.3
+    contrast_temperature: Annotated[float, within(0.001, 1000)] = 0.3
     """Temperature of both contrastive losses and of the weights of neighbours."""
     instance_weight: Annotated[float, within(0, 1000)] = 1.0
     """Weight of the contrastive loss between two views of an image."""
     prototype_weight: Annotated[float, within(0, 1000)] = 5.0
     """Weight of the contrastive loss between mixed images and class prototypes, after its ramp."""
-    ramp_epochs: Annotated[int, at_least(0)] = 40
+    prototype_ramp: Annotated[int, within(0, 1_000_000)] = 40
     """Epochs in which the weight of the prototypes rises from 1. The authors use 40 for CIFAR-100,
     0 (no ramp) for CIFAR-10."""
     reconstruction_weight: Annotated[float, within(0, 1000)] = 1.0
     """Weight of the reconstruction error of the features."""
-    mixup_alpha: Annotated[float, above(0, 1000)] = 8.0
+    mixup_alpha: Annotated[float, ALPHA] = 8.0
     """Images are mixed with λ ~ Beta(α, α)."""
 
     # Correcting labels
-    neighbours: Annotated[int, at_least(1)] = 200
+    neighbours: Annotated[int, within(1, 10_000)] = 200
     """Neighbours whose soft labels are averaged."""
     keep_threshold: Annotated[float | None, SHARE] = None
     """A given label is kept if its share of the soft label is above this. None: one over the number
