@@ -52,7 +52,7 @@ class FakeScorer:
         return self.projections_ND
 
 
-def make_batch(index_B, given_N, images_BCHW=None, mixes=((SWAP, 0.7),), draws=64):
+def make_batch(index_B, given_N, images_BCHW=None, mixes=((SWAP, 0.7),), draws=36):
     """A batch of some images; `mixes` are pairs of partners and λ."""
     B = len(index_B)
     if images_BCHW is None:

@@ -67,6 +67,12 @@ def images(seed=0):
     return torch.randint(0, 256, (B, 3, 8, 8), dtype=torch.uint8, generator=random)
 
 
+def batch_for(method):
+    """With as many random numbers as any step of the method needs, as in a run."""
+    draws = max(step.draws for phase in method.phases() for step in phase.steps)
+    return make_batch(INDEX, GIVEN, images(), MIXES, draws)
+
+
 def outputs_for(shown, method, seed=0):
     """Random outputs for the views that are shown; those with gradients are leaves."""
     random = torch.Generator().manual_seed(seed)
@@ -140,7 +146,7 @@ def test_roles_are_those_of_networks_that_exist(variant):
     for phase in method.phases():
         for step in phase.steps:
             assert set(step.trains) <= set(method.networks)
-            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES))
+            shown = step.show(VIEWS, batch_for(method))
             assert set(step.trains) <= shown.keys() <= every
 
 
@@ -152,7 +158,7 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
     method = method_of(variant)
     for phase in method.phases():
         for step in phase.steps:
-            batch = make_batch(INDEX, GIVEN, images(), MIXES)
+            batch = batch_for(method)
             outputs = outputs_for(step.show(VIEWS, batch), method)
             loss = step.loss(outputs, batch, state_of(method))
             assert loss.shape == ()
@@ -172,7 +178,7 @@ def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
     step, *_ = method.phases()[1].steps
     if len(step.streams) > 1:
         return
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = batch_for(method)
     outputs = outputs_for(step.show(VIEWS, batch), method, seed)
     place = order.argsort()
     moved_batch = batch._replace(
@@ -213,7 +219,7 @@ def test_a_state_is_filled_in_place(variant):
     state = state_of(method)
     places = {name: value.data_ptr() for name, value in tensors_of(state).items()}
     kinds = {name: (value.dtype, value.shape) for name, value in tensors_of(state).items()}
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = batch_for(method)
     scorer = scorer_of(method)
     for epoch in (W - 1, W, EPOCHS - 1):
         method.begin_epoch(state, epoch)
@@ -229,7 +235,7 @@ def test_a_state_is_filled_in_place(variant):
 def test_views_and_losses_can_be_compiled_whole(variant):
     """Without a break in the graph, with the same result and the same state."""
     method = method_of(variant)
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = batch_for(method)
     for step in method.phases()[1].steps:
         show, loss = (
             torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")

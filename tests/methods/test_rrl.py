@@ -322,7 +322,7 @@ def test_the_views():
     method = method_of()
     views = Views(torch.full((3,), 0.5), torch.full((3,), 0.25), (8, 8), 1, True)
     images = torch.randint(0, 256, (B, 3, 8, 8), dtype=torch.uint8)
-    batch = make_batch(INDEX, GIVEN, images, MIXES)
+    batch = make_batch(INDEX, GIVEN, images, MIXES, draws=WEAK_DRAWS + AUGMIX_DRAWS + 1)
     shown = method.show(views, batch)[NET]
     assert not shown.no_grad
     weak, strong, first, second = shown.with_grad
