@@ -26,6 +26,7 @@ TRUE = torch.where(WRONG, (GIVEN + 1) % C, GIVEN)
 INDEX = torch.tensor([4, 1, 10, 7, 18, 3])
 OTHERS = torch.tensor([1, 2, 0, 4, 5, 3])
 MIXES = ((SWAP, 0.7), (OTHERS, 0.4))
+DRAWS = 40  # enough for every step
 VIEWS = Views(torch.full((3,), 0.5), torch.full((3,), 0.25), (8, 8), 1, True)
 
 # PLS with every departure from the defaults that changes a step.
@@ -38,7 +39,35 @@ PAPER = {
     "contrast_mix": "separate",
     "balance": 0,
 }
+# PLS-plus with every switch; the two ways to select have a variant each.
+PLUS = {
+    "method": "pls-plus",
+    "strong_loss": 1.0,
+    "strong_loss_ramp": 4,
+    "strong_view": "trivial",
+    "strong_cutout": 0.5,
+    "mixup_alpha": 4.0,
+    "cutmix": 0.5,
+    "first_epoch_trust": False,
+    "debias": 1.0,
+    "ema_pseudo_labels": True,
+    "ema_scoring": True,
+    "loss_momentum": 0.8,
+    "warmup_trend": True,
+    "mode_gate": 0.5,
+}
+VOTE = {
+    "method": "pls-plus",
+    "strong_loss": 1.0,
+    "strong_view": "rand",
+    "ema_prediction": True,
+    "selection": "neighbours",
+    "neighbours": 10,
+    "neighbour_share": 0.7,
+    "relabel": 0.8,
+}
 VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
+VARIANTS |= {"pls-plus, all": PLUS, "pls-plus, vote": VOTE}
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -92,7 +121,8 @@ def scorer_of(method, seed=0, n=N):
         GIVEN[:n],
         plain,
         weak=[logits(), logits()],
-        roles={role: plain if i == 0 else logits() for i, role in enumerate(method.networks)},
+        roles=dict.fromkeys(method.ema, plain)
+        | {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)},
         projections_ND=F.normalize(plain),
     )
 
@@ -131,7 +161,7 @@ def test_roles_are_those_of_networks_that_exist(variant):
     for phase in method.phases():
         for step in phase.steps:
             assert set(step.trains) <= set(method.networks)
-            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES))
+            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES, DRAWS))
             assert set(step.trains) <= shown.keys() <= every
 
 
@@ -143,7 +173,7 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
     method = method_of(variant)
     for phase in method.phases():
         for step in phase.steps:
-            batch = make_batch(INDEX, GIVEN, images(), MIXES)
+            batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
             outputs = outputs_for(step.show(VIEWS, batch))
             loss = step.loss(outputs, batch, state_of(method))
             assert loss.shape == ()
@@ -160,7 +190,7 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
 def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
     method = method_of(variant)
     (step,) = method.phases()[1].steps
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     outputs = outputs_for(step.show(VIEWS, batch), seed)
     place = order.argsort()
     moved_batch = batch._replace(
@@ -201,7 +231,7 @@ def test_a_state_is_filled_in_place(variant):
     state = state_of(method)
     places = {name: value.data_ptr() for name, value in tensors_of(state).items()}
     kinds = {name: (value.dtype, value.shape) for name, value in tensors_of(state).items()}
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     scorer = scorer_of(method)
     for epoch in (W - 1, W, EPOCHS - 1):
         method.begin_epoch(state, epoch)
@@ -218,7 +248,7 @@ def test_views_and_losses_can_be_compiled_whole(variant):
     """Without a break in the graph, with the same result and the same state."""
     method = method_of(variant)
     (step,) = method.phases()[1].steps
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     show, loss = (
         torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
         for call in (step.show, step.loss)
@@ -261,8 +291,8 @@ def test_nothing_is_read_back_from_a_gpu(variant):
                 for role, found in shown.items()
             }
             assert step.loss(outputs, batch, state).shape == ()
-        roles = {role: on_gpu(N, C) for role in method.networks}
-        scorer = FakeScorer(given_N, on_gpu(N, C), roles=roles)
+        roles = {role: on_gpu(N, C) for role in (*method.networks, *method.ema)}
+        scorer = FakeScorer(given_N, on_gpu(N, C), roles=roles, projections_ND=on_gpu(N, D))
         for epoch in (W - 1, W):
             assert method.scoring(epoch).fixed_shapes
             method.scoring(epoch).run(scorer, state)
@@ -320,7 +350,7 @@ GENERIC = [
 ] + [SOURCE / "runs.py"]
 MODULES = {
     *("ce", "co_teaching", "elr", "mixup"),
-    *("pls", "pls_metrics", "pls_notices", "pseudo_labels"),
+    *("pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels"),
 }
 
 

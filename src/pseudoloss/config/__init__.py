@@ -13,6 +13,7 @@ from pseudoloss.config.methods import (
     DetectionSettings,
     ELRSettings,
     MixupSettings,
+    PLSPlusSettings,
     PLSSettings,
 )
 from pseudoloss.config.settings import (
@@ -46,6 +47,7 @@ __all__ = [
     "DetectionSettings",
     "ELRSettings",
     "MixupSettings",
+    "PLSPlusSettings",
     "PLSSettings",
     "Settings",
     "all_setting_types",

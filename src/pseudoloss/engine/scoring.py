@@ -60,5 +60,6 @@ class ImageScorer:
                 start, end = end, end + len(found[0])
                 yield slice(start, end), found
 
-    def projections(self) -> Tensor:
-        return project(self.predictor, self.views, self.images)
+    def projections(self, *, role: str | None = None) -> Tensor:
+        network = self.predictor if role is None else self.networks[role]
+        return project(network, self.views, self.images)

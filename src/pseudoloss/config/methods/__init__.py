@@ -6,6 +6,7 @@ from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
+from pseudoloss.config.methods.pls_plus import PLSPlusSettings
 
 __all__ = [
     "METHOD_SETTINGS",
@@ -14,11 +15,13 @@ __all__ = [
     "DetectionSettings",
     "ELRSettings",
     "MixupSettings",
+    "PLSPlusSettings",
     "PLSSettings",
 ]
 
 METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "pls": PLSSettings,
+    "pls-plus": PLSPlusSettings,
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
