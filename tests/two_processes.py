@@ -76,7 +76,12 @@ METHODS = {
         "loss_momentum": 0.8,
         "warmup_trend": True,
     },
-    "pls-plus, vote": {"selection": "neighbours", "neighbours": 9, "ema_scoring": True},
+    "pls-plus, vote": {
+        "selection": "neighbours",
+        "neighbours": 9,
+        "ema_scoring": True,
+        "ema_decay": 0.9,
+    },
     "ce": {"images": "host"},
     "mixup": {},
     "elr": {},

@@ -172,7 +172,7 @@ def test_averaged_weights_follow_and_both_accuracies_are_measured(tmp_path, tiny
     runs = {}
     for on in ("ema_scoring", "ema_prediction"):
         runs[on] = pl.train(tiny_source, tmp_path / on, **settings, **{on: True})
-    plain = pl.train(tiny_source, tmp_path / "plain", **settings)
+    plain = pl.train(tiny_source, tmp_path / "plain", **(settings | {"ema_decay": 0.0}))
     predicted = metrics_of(runs["ema_prediction"].path)
     accuracies = [line["accuracy"] for line in metrics_of(plain.path)]
     assert [line["other_accuracies"] for line in predicted] == [{"net": a} for a in accuracies]

@@ -37,6 +37,7 @@ FORMS |= {
         "debias": 1.0,
         "debias_momentum": 0.0,
         "gamma": 100.0,
+        "ema_decay": 0.9,
         "ema_pseudo_labels": True,
     },
     "pls-plus, max": {

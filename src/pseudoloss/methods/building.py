@@ -16,6 +16,7 @@ from pseudoloss.config import (
     PLSPlusSettings,
     PLSSettings,
     Settings,
+    flag,
 )
 from pseudoloss.errors import InputError
 from pseudoloss.methods import detection, metrics, pls
@@ -99,10 +100,10 @@ def build_pls_plus(settings: Settings, given: Given) -> Method:
         debias_momentum=own.debias_momentum,
         gamma=own.gamma,
         normalise=NORMALISE[own.pseudo_label_norm],
+        ema_decay=own.ema_decay,
         ema_pseudo_labels=own.ema_pseudo_labels,
         ema_scoring=own.ema_scoring,
         ema_prediction=own.ema_prediction,
-        ema_decay=own.ema_decay,
         loss_momentum=own.loss_momentum,
         warmup_trend=own.warmup_trend,
         mode_gate=own.mode_gate,
@@ -121,6 +122,9 @@ def _check_switches(own: PLSPlusSettings) -> None:
             "--no-first-epoch-trust: contradicts --initial-trust, which computes trust before that "
             "epoch"
         )
+    for name in ("ema_pseudo_labels", "ema_scoring", "ema_prediction"):
+        if getattr(own, name) and own.ema_decay == 0:
+            raise InputError(f"{flag(name)}: needs --ema-decay, such as 0.999")
     by_mixture = own.selection == "mixture"
     if not by_mixture and (own.loss_momentum > 0 or own.mode_gate > 0):
         name = "--loss-momentum" if own.loss_momentum > 0 else "--mode-gate"

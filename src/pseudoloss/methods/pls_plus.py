@@ -182,10 +182,10 @@ class Switches:
     debias_momentum: float
     gamma: float
     normalise: Callable[[Tensor], Tensor]
+    ema_decay: float  # 0: no averaged weights
     ema_pseudo_labels: bool
     ema_scoring: bool
     ema_prediction: bool
-    ema_decay: float
     loss_momentum: float  # β; 0: off
     warmup_trend: bool
     mode_gate: float  # d′; 0: off
@@ -201,7 +201,7 @@ class PLSPlus(PLS):
     ) -> None:
         super().__init__(detector, options, epochs, warmup)
         s = self.switches = switches
-        if s.ema_pseudo_labels or s.ema_scoring or s.ema_prediction:
+        if s.ema_decay > 0:
             self.ema = {EMA: Ema(NET, s.ema_decay)}
             self.predicts = (EMA if s.ema_prediction else NET,)
             self.validated = (NET if s.ema_prediction else EMA,)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pseudoloss.config.limits import SHARE, above, at_least, within
+from pseudoloss.config.limits import ALPHA, SHARE, above, within
 from pseudoloss.config.methods.pls import PLSSettings
 
 
@@ -14,7 +14,7 @@ class PLSPlusSettings(PLSSettings):
     # Strong view
     strong_loss: Annotated[float, within(0, 1000)] = 0.0
     """Weight of a cross-entropy on the strong view, weighted by trust. 0: none."""
-    strong_loss_ramp: Annotated[int, at_least(0)] = 0
+    strong_loss_ramp: Annotated[int, within(0, 1_000_000)] = 0
     """Epochs after the warm-up over which that weight rises from 0."""
     strong_view: Literal["simclr", "trivial", "rand"] = "simclr"
     """Strong view: random crop and colour jitter (the paper), TrivialAugment or RandAugment."""
@@ -22,7 +22,7 @@ class PLSPlusSettings(PLSSettings):
     """Side of a square that is cut out of the strong view, as a share of the image. 0: none."""
 
     # How images are mixed
-    mixup_alpha: Annotated[float, above(0, 1000)] = 1.0
+    mixup_alpha: Annotated[float, ALPHA] = 1.0
     """λ ~ Beta(α, α). 1: uniform. Larger values mix every pair more evenly, which delays the
     memorisation of wrong labels."""
     cutmix: Annotated[float, within(0, 1)] = 0.0
@@ -39,14 +39,15 @@ class PLSPlusSettings(PLSSettings):
     """How much of that mean stays when the predictions of a batch are added to it."""
 
     # Averaged weights (EMA)
+    ema_decay: Annotated[float, SHARE] = 0.0
+    """How much of the averaged weights stays in a step, such as 0.999. Their accuracy is recorded;
+    the switches below use them. 0: none."""
     ema_pseudo_labels: bool = False
     """Make pseudo-labels with averaged weights."""
     ema_scoring: bool = False
     """Compute losses and pseudo-losses for both stages with averaged weights."""
     ema_prediction: bool = False
     """Predict with averaged weights."""
-    ema_decay: Annotated[float, SHARE] = 0.999
-    """How much of the averaged weights stays in a step, where one of the three is on."""
 
     # Stage 1
     loss_momentum: Annotated[float, SHARE] = 0.0
