@@ -86,6 +86,7 @@ METHODS = {
     "mixup": {},
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
+    "divide-mix": {"batch_size": 8, "loss_epochs": 2},
     "toy": {"epochs": 4},
 }
 

@@ -22,6 +22,7 @@ from pseudoloss.runs import open_model
 RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
+    "divide-mix": {},
 }
 
 
@@ -56,7 +57,12 @@ def co_teaching_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "co-teaching", 4)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run"])
+@pytest.fixture(scope="module")
+def divide_mix_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "divide-mix", 3)
+
+
+@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run"])
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -116,6 +122,7 @@ MORE = {
     },
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
+    "divide-mix": {"loss_epochs": 2},
 }
 VOTE = {
     "method": "pls-plus",
@@ -191,7 +198,11 @@ def test_averaged_weights_follow_and_both_accuracies_are_measured(tmp_path, tiny
 
 
 def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
-    wanted = {"elr": {"state.target_NC"}, "co-teaching": {"state.kept", "state.confidence_N"}}
+    wanted = {
+        "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
+        "elr": {"state.target_NC"},
+        "co-teaching": {"state.kept", "state.confidence_N"},
+    }
     for method, names in wanted.items():
         out = tmp_path / method
         pl.train(tiny_source, out, method=method, quiet=True, **TINY)

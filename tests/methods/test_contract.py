@@ -99,8 +99,11 @@ def outputs_for(shown, seed=0):
 
     def some(views, grad):
         return [
-            tuple((2 * torch.randn(B, k, generator=random)).requires_grad_(grad) for k in (C, D))
-            for _ in views
+            tuple(
+                (2 * torch.randn(len(view), k, generator=random)).requires_grad_(grad)
+                for k in (C, D)
+            )
+            for view in views
         ]
 
     return {
@@ -119,14 +122,12 @@ def scorer_of(method, seed=0, n=N):
         return 4 * F.one_hot(TRUE[:n], C) + torch.randn(n, C, generator=random)
 
     plain = logits()
-    return FakeScorer(
-        GIVEN[:n],
-        plain,
-        weak=[logits(), logits()],
-        roles=dict.fromkeys(method.ema, plain)
-        | {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)},
-        projections_ND=F.normalize(plain),
-    )
+    weak = [logits(), logits()]
+    roles = dict.fromkeys(method.ema, plain)
+    roles |= {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)}
+    if len(method.predicts) > 1:
+        plain = torch.stack([roles[role] for role in method.predicts]).mean(0)
+    return FakeScorer(GIVEN[:n], plain, weak, roles, F.normalize(plain), predicts=method.predicts)
 
 
 # ----------------------------------------------------------------------------------- declarations
@@ -190,8 +191,11 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(list(range(B))).map(torch.tensor), seed=st.integers(0, 100))
 def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
+    """With several streams, the place of an image says which it is from."""
     method = method_of(variant)
-    (step,) = method.phases()[1].steps
+    step, *_ = method.phases()[1].steps
+    if len(step.streams) > 1:
+        return
     batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     outputs = outputs_for(step.show(VIEWS, batch), seed)
     place = order.argsort()
@@ -237,8 +241,8 @@ def test_a_state_is_filled_in_place(variant):
     scorer = scorer_of(method)
     for epoch in (W - 1, W, EPOCHS - 1):
         method.begin_epoch(state, epoch)
-        (step,) = method.phases()[1].steps
-        step.loss(outputs_for(step.show(VIEWS, batch)), batch, state)
+        for step in method.phases()[1].steps:
+            step.loss(outputs_for(step.show(VIEWS, batch)), batch, state)
         method.scoring(epoch).run(scorer, state)
     for name, value in tensors_of(state).items():
         assert value.data_ptr() == places[name], name
@@ -249,22 +253,22 @@ def test_a_state_is_filled_in_place(variant):
 def test_views_and_losses_can_be_compiled_whole(variant):
     """Without a break in the graph, with the same result and the same state."""
     method = method_of(variant)
-    (step,) = method.phases()[1].steps
     batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
-    show, loss = (
-        torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
-        for call in (step.show, step.loss)
-    )
-    plain = step.show(VIEWS, batch)
-    for role, shown in show(VIEWS, batch).items():
-        for compiled_views, plain_views in zip(shown, plain[role], strict=True):
-            torch.testing.assert_close(compiled_views, plain_views)
-    state, compiled_state = state_of(method), state_of(method)
-    outputs = outputs_for(plain)
-    wanted = step.loss(outputs, batch, state)
-    torch.testing.assert_close(loss(outputs, batch, compiled_state), wanted)
-    for name, value in tensors_of(state).items():
-        torch.testing.assert_close(tensors_of(compiled_state)[name], value, msg=name)
+    for step in method.phases()[1].steps:
+        show, loss = (
+            torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
+            for call in (step.show, step.loss)
+        )
+        plain = step.show(VIEWS, batch)
+        for role, shown in show(VIEWS, batch).items():
+            for compiled_views, plain_views in zip(shown, plain[role], strict=True):
+                torch.testing.assert_close(compiled_views, plain_views)
+        state, compiled_state = state_of(method), state_of(method)
+        outputs = outputs_for(plain)
+        wanted = step.loss(outputs, batch, state)
+        torch.testing.assert_close(loss(outputs, batch, compiled_state), wanted)
+        for name, value in tensors_of(state).items():
+            torch.testing.assert_close(tensors_of(compiled_state)[name], value, msg=name)
 
 
 @variants
@@ -280,8 +284,7 @@ def test_nothing_is_read_back_from_a_gpu(variant):
         method = build(Settings(**values), given_N, C, False)
         state = method.start(given_N, C)
         views = Views(on_gpu(3), on_gpu(3), (8, 8), 1, True)
-        for phase in method.phases():
-            (step,) = phase.steps
+        for step in [step for phase in method.phases() for step in phase.steps]:
             batch = make_batch(on_gpu(B, dtype=torch.long), given_N)._replace(
                 images_BCHW=on_gpu(B, 3, 8, 8, dtype=torch.uint8),
                 mixes=tuple(Mix(on_gpu(B, dtype=torch.long), on_gpu()) for _ in MIXES),
@@ -289,12 +292,20 @@ def test_nothing_is_read_back_from_a_gpu(variant):
             )
             shown = step.show(views, batch)
             outputs = {
-                role: Outputs(*([(on_gpu(B, C), on_gpu(B, D)) for _ in part] for part in found))
+                role: Outputs(
+                    *([(on_gpu(len(v), C), on_gpu(len(v), D)) for v in part] for part in found)
+                )
                 for role, found in shown.items()
             }
             assert step.loss(outputs, batch, state).shape == ()
         roles = {role: on_gpu(N, C) for role in (*method.networks, *method.ema)}
-        scorer = FakeScorer(given_N, on_gpu(N, C), roles=roles, projections_ND=on_gpu(N, D))
+        scorer = FakeScorer(
+            given_N,
+            on_gpu(N, C),
+            roles=roles,
+            projections_ND=on_gpu(N, D),
+            predicts=method.predicts,
+        )
         for epoch in (W - 1, W):
             assert method.scoring(epoch).fixed_shapes
             method.scoring(epoch).run(scorer, state)
@@ -351,7 +362,7 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "elr", "mixup"),
+    *("ce", "co_teaching", "divide_mix", "elr", "mixup", "split_notices"),
     *("pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels"),
 }
 
