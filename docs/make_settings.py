@@ -48,6 +48,7 @@ TITLES = {
     "pls": "Pseudo-Loss Selection",
     "ce": "cross-entropy",
     "mixup": "mixup",
+    "dynamic-bootstrapping": "Dynamic Bootstrapping",
     "elr": "Early-Learning Regularisation",
     "co-teaching": "Co-teaching",
 }
@@ -94,6 +95,8 @@ WHEN = {
     "trust_in_classification": "Ablation.",
     "trust_in_contrast": "Ablation.",
     "mixup": "Ablation; off if mixed images make no sense.",
+    "bootstrapping": "soft-to-hard where hard makes the network predict few classes; slower.",
+    "guided_epochs": "Rarely.",
     "elr_lambda": "Tune it for your dataset.",
     "elr_beta": "Tune it for your dataset.",
     "forget_rate": "Set it to the noise rate, or an estimate of it.",

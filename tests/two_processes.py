@@ -69,6 +69,12 @@ METHODS = {
     "mixup": {},
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
+    "dynamic-bootstrapping": {"epochs": 4},
+    "dynamic-bootstrapping, mixing by outputs": {
+        "bootstrapping": "soft-to-hard",
+        "guided_epochs": 1,
+        "epochs": 4,
+    },
     "toy": {"epochs": 4},
 }
 

@@ -15,6 +15,7 @@ from pseudoloss.runs import open_model
 RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
+    "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
 }
 
 
@@ -49,7 +50,12 @@ def co_teaching_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "co-teaching", 4)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run"])
+@pytest.fixture(scope="module")
+def bootstrapping_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "dynamic-bootstrapping", 8)
+
+
+@pytest.fixture(params=["elr_run", "co_teaching_run", "bootstrapping_run"])
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -91,6 +97,7 @@ MORE = {
     "pls": {"initial_trust": True, "contrast_mix": "separate"},
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
+    "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
 }
 
 
@@ -105,7 +112,11 @@ def test_every_method_resumes_bit_for_bit(tmp_path, tiny_source, method):
 
 
 def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
-    wanted = {"elr": {"state.target_NC"}, "co-teaching": {"state.kept", "state.confidence_N"}}
+    wanted = {
+        "elr": {"state.target_NC"},
+        "dynamic-bootstrapping": {"state.high_T", "state.temperature", "state.unfitted"},
+        "co-teaching": {"state.kept", "state.confidence_N"},
+    }
     for method, names in wanted.items():
         out = tmp_path / method
         pl.train(tiny_source, out, method=method, quiet=True, **TINY)

@@ -24,6 +24,14 @@ FORMS = {name: {"method": name} for name in METHOD_SETTINGS}
 FORMS |= {f"pls {i}": {"method": "pls", **form} for i, form in enumerate(PLS_FORMS, 1)}
 FORMS |= {"elr, strong": {"method": "elr", "elr_lambda": 1000.0, "elr_beta": 0.0}}
 FORMS |= {"co-teaching, all": {"method": "co-teaching", "forget_rate": 0.99, "forget_epochs": 1}}
+FORMS |= {
+    "soft-to-hard": {
+        "method": "dynamic-bootstrapping",
+        "bootstrapping": "soft-to-hard",
+        "balance": 1000.0,
+        "guided_epochs": 1,
+    }
+}
 
 LOGITS = {
     "zero": lambda B: torch.zeros(B, C),
@@ -32,6 +40,7 @@ LOGITS = {
     "one at 1e4": lambda B: torch.eye(C)[torch.arange(B) % C] * 1e4,
     "all at -1e4": lambda B: torch.full((B, C), -1e4),
 }
+DTYPES = [torch.float32, torch.bfloat16]
 PROJECTIONS = {"zero": 0.0, "random": 1.0, "large": 1e4}
 LABELS = {
     "all clean": (False, 1.0),
@@ -65,10 +74,23 @@ def batch_of(B, given_N, step, lam):
     return Batch(index_B, images_BCHW, given_N[index_B], found, torch.rand(B, step.draws))
 
 
-def views_of(step, given_N):
-    """How many views of each kind each network sees."""
-    shown = step.show(VIEWS, batch_of(2, given_N, step, 0.7))
-    return {role: tuple(map(len, views)) for role, views in shown.items()}
+def views_of(step, given_N, state):
+    """How many views of each kind each network sees. Those that depend on what it makes of others
+    are finite, whatever that is."""
+    batch = batch_of(2, given_N, step, 0.7)
+    shown = step.show(VIEWS, batch)
+    counts = {role: tuple(map(len, views)) for role, views in shown.items()}
+    if step.show_next is None:
+        return counts
+    for logits, dtype in product(LOGITS, DTYPES):
+        seen = step.show_next(VIEWS, batch, outputs_of(counts, 2, logits, 1.0, dtype), state)
+        assert all(view.isfinite().all() for found in seen.values() for view in found.with_grad)
+    return {
+        role: tuple(
+            len(first) + len(second) for first, second in zip(shown[role], seen[role], strict=True)
+        )
+        for role in seen
+    }
 
 
 def outputs_of(counts, B, logits, scale, dtype):
@@ -84,7 +106,7 @@ def outputs_of(counts, B, logits, scale, dtype):
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_losses_and_gradients_are_finite(form, dtype):
     """Extreme logits, one class in a batch, all, no or half of the labels noisy, every or no label
@@ -95,7 +117,7 @@ def test_losses_and_gradients_are_finite(form, dtype):
         given_N = given_labels(one_class)
         method = build(settings, given_N, C, False)
         for step in dict.fromkeys(step for phase in method.phases() for step in phase.steps):
-            counts = views_of(step, given_N)
+            counts = views_of(step, given_N, method.start(given_N, C))
             # 3 and 5 have no common divisor: all logits meet all projections.
             scales = cycle(PROJECTIONS.values())
             for (labels, logits), scale in zip(product(LABELS, LOGITS), scales, strict=False):

@@ -10,6 +10,7 @@ from torch import Tensor
 from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
+    DynamicBootstrappingSettings,
     ELRSettings,
     MixupSettings,
     PLSSettings,
@@ -21,6 +22,7 @@ from pseudoloss.methods.base import Method, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import LossDetector
+from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
@@ -70,6 +72,20 @@ def build_co_teaching(settings: Settings, given: Given) -> Method:
     return CoTeaching(given.detector, *length, own.forget_rate, own.forget_epochs, own.ensemble)
 
 
+def build_dynamic_bootstrapping(settings: Settings, given: Given) -> Method:
+    own = cast(DynamicBootstrappingSettings, settings.method_settings)
+    return DynamicBootstrapping(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        hard=own.bootstrapping == "hard",
+        alpha=own.mixup_alpha,
+        balance=own.balance,
+        guided_epochs=own.guided_epochs,
+        prior_C=_prior("uniform", given.given_N, given.classes),
+    )
+
+
 def build_pls(settings: Settings, given: Given) -> Method:
     own = cast(PLSSettings, settings.method_settings)
     options = pls_options(own, given.given_N, given.classes)
@@ -82,6 +98,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "mixup": build_mixup,
     "elr": build_elr,
     "co-teaching": build_co_teaching,
+    "dynamic-bootstrapping": build_dynamic_bootstrapping,
 }
 """How each method is built from the settings, by its name."""
 
