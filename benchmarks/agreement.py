@@ -37,6 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixup": {"method": "mixup"},
     "elr": {"method": "elr"},
     "co-teaching": {"method": "co-teaching"},
+    "hard bootstrapping": {"method": "dynamic-bootstrapping"},
+    "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
     "no correction": {"correct": False},
     "no contrast": {"contrast": False},
     "no trust in classification": {"trust_in_classification": False},

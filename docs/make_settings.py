@@ -160,7 +160,7 @@ def page() -> str:
     lines = [HEAD, SHARED, *_groups(next(iter(METHOD_SETTINGS)), shared)]
     for method, names in described.items():
         lines.append(_title(method))
-        own = names.keys() - shared
+        own = (names.keys() - shared) | _other_defaults(method, shared)
         lines += _groups(method, own) if own else ["No settings of its own.\n"]
     options = [
         action
@@ -181,6 +181,12 @@ def page() -> str:
 def _title(method: str) -> str:
     title = TITLES.get(method, method)
     return f"## `--method {method}`" + ("\n" if title == method else f": {title}\n")
+
+
+def _other_defaults(method: str, shared: Iterable[str]) -> set[str]:
+    """The shared settings whose default a method changes."""
+    usual, own = (as_json(Settings(method=name)) for name in (next(iter(METHOD_SETTINGS)), method))
+    return {name for name in shared if name != "method" and own[name] != usual[name]}
 
 
 def _groups(method: str, names: Iterable[str]) -> list[str]:
