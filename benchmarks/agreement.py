@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixup": {"method": "mixup"},
     "elr": {"method": "elr"},
     "co-teaching": {"method": "co-teaching"},
+    "divide-mix": {"method": "divide-mix"},
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},
     "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
     "no correction": {"correct": False},

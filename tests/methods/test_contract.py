@@ -69,8 +69,11 @@ def outputs_for(shown, seed=0):
 
     def some(views, grad):
         return [
-            tuple((2 * torch.randn(B, k, generator=random)).requires_grad_(grad) for k in (C, D))
-            for _ in views
+            tuple(
+                (2 * torch.randn(len(view), k, generator=random)).requires_grad_(grad)
+                for k in (C, D)
+            )
+            for view in views
         ]
 
     return {
@@ -103,13 +106,11 @@ def scorer_of(method, seed=0, n=N):
         return 4 * F.one_hot(TRUE[:n], C) + torch.randn(n, C, generator=random)
 
     plain = logits()
-    return FakeScorer(
-        GIVEN[:n],
-        plain,
-        weak=[logits(), logits()],
-        roles={role: plain if i == 0 else logits() for i, role in enumerate(method.networks)},
-        projections_ND=F.normalize(plain),
-    )
+    weak = [logits(), logits()]
+    roles = {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)}
+    if len(method.predicts) > 1:
+        plain = torch.stack([roles[role] for role in method.predicts]).mean(0)
+    return FakeScorer(GIVEN[:n], plain, weak, roles, F.normalize(plain), predicts=method.predicts)
 
 
 # ----------------------------------------------------------------------------------- declarations
@@ -174,8 +175,11 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(list(range(B))).map(torch.tensor), seed=st.integers(0, 100))
 def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
+    """With several streams, the place of an image says which it is from."""
     method = method_of(variant)
     step = steps_of(method)[-1]
+    if len(step.streams) > 1:
+        return
     batch = make_batch(INDEX, GIVEN, images(), MIXES)
     outputs = outputs_of_step(step, batch, state_of(method), seed)
     place = order.argsort()
@@ -233,25 +237,25 @@ def test_a_state_is_filled_in_place(variant):
 def test_views_and_losses_can_be_compiled_whole(variant):
     """Without a break in the graph, with the same result and the same state."""
     method = method_of(variant)
-    step = steps_of(method)[-1]
     batch = make_batch(INDEX, GIVEN, images(), MIXES)
-    show, show_next, loss = (
-        call and torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
-        for call in (step.show, step.show_next, step.loss)
-    )
-    state, compiled_state = state_of(method), state_of(method)
-    shown = [(show(VIEWS, batch), step.show(VIEWS, batch))]
-    if step.show_next is not None:
-        seen = (VIEWS, batch, outputs_for(shown[0][1]), state)
-        shown.append((show_next(*seen), step.show_next(*seen)))
-    for compiled_views, plain_views in shown:
-        for role, views in compiled_views.items():
-            torch.testing.assert_close(tuple(views), tuple(plain_views[role]))
-    outputs = outputs_of_step(step, batch, state)
-    wanted = step.loss(outputs, batch, state)
-    torch.testing.assert_close(loss(outputs, batch, compiled_state), wanted)
-    for name, value in tensors_of(state).items():
-        torch.testing.assert_close(tensors_of(compiled_state)[name], value, msg=name)
+    for step in dict.fromkeys(method.phases()[-1].steps):
+        show, show_next, loss = (
+            call and torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
+            for call in (step.show, step.show_next, step.loss)
+        )
+        state, compiled_state = state_of(method), state_of(method)
+        shown = [(show(VIEWS, batch), step.show(VIEWS, batch))]
+        if step.show_next is not None:
+            seen = (VIEWS, batch, outputs_for(shown[0][1]), state)
+            shown.append((show_next(*seen), step.show_next(*seen)))
+        for compiled_views, plain_views in shown:
+            for role, views in compiled_views.items():
+                torch.testing.assert_close(tuple(views), tuple(plain_views[role]))
+        outputs = outputs_of_step(step, batch, state)
+        wanted = step.loss(outputs, batch, state)
+        torch.testing.assert_close(loss(outputs, batch, compiled_state), wanted)
+        for name, value in tensors_of(state).items():
+            torch.testing.assert_close(tensors_of(compiled_state)[name], value, msg=name)
 
 
 @variants
@@ -264,7 +268,9 @@ def test_nothing_is_read_back_from_a_gpu(variant):
 
         def on_gpu_outputs(shown):
             return {
-                role: Outputs(*([(on_gpu(B, C), on_gpu(B, D)) for _ in part] for part in found))
+                role: Outputs(
+                    *([(on_gpu(len(v), C), on_gpu(len(v), D)) for v in part] for part in found)
+                )
                 for role, found in shown.items()
             }
 
@@ -284,8 +290,13 @@ def test_nothing_is_read_back_from_a_gpu(variant):
                 shown = step.show_next(views, batch, outputs, state)
                 outputs = joined(outputs, on_gpu_outputs(shown))
             assert step.loss(outputs, batch, state).shape == ()
-        roles = {role: on_gpu(N, C) for role in method.networks}
-        scorer = FakeScorer(given_N, on_gpu(N, C), weak=[on_gpu(N, C)], roles=roles)
+        scorer = FakeScorer(
+            given_N,
+            on_gpu(N, C),
+            weak=[on_gpu(N, C)],
+            roles={role: on_gpu(N, C) for role in method.networks},
+            predicts=method.predicts,
+        )
         for epoch in (W - 1, W):
             assert method.scoring(epoch).fixed_shapes
             method.scoring(epoch).run(scorer, state)
@@ -342,7 +353,8 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "dynamic_bootstrapping", "elr", "mixup"),
+    *("ce", "co_teaching", "divide_mix", "dynamic_bootstrapping", "elr", "mixup"),
+    "split_notices",
     *("pls", "pls_metrics", "pls_notices", "pseudo_labels"),
 }
 

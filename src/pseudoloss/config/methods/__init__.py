@@ -3,6 +3,7 @@
 from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
+from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.mixup import MixupSettings
@@ -13,6 +14,7 @@ __all__ = [
     "CESettings",
     "CoTeachingSettings",
     "DetectionSettings",
+    "DivideMixSettings",
     "DynamicBootstrappingSettings",
     "ELRSettings",
     "MixupSettings",
@@ -25,6 +27,7 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "mixup": MixupSettings,
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
+    "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
