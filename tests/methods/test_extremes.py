@@ -81,8 +81,8 @@ def batch_of(B, given_N, step, lam):
 
 
 def views_of(step, given_N, state):
-    """The views of each kind that each network sees: how many rows per image of a stream. Those that
-    depend on what it makes of others are finite, whatever that is."""
+    """The views of each kind that each network sees: how many rows per image of a stream. Views
+    that depend on outputs are finite, whatever these are."""
     batch = batch_of(2, given_N, step, 0.7)
 
     def rows(shown):

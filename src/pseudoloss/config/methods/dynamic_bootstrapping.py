@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pseudoloss.config.limits import BETWEEN_0_AND_1, above, within
+from pseudoloss.config.limits import ALPHA, BETWEEN_0_AND_1, within
 from pseudoloss.config.methods.detection import DetectionSettings
 
 
@@ -21,7 +21,7 @@ class DynamicBootstrappingSettings(DetectionSettings):
     """hard: correct labels by the predicted class, under mixup (M-DYR-H); soft-to-hard: by the
     prediction, sharpened more and more, and mix images by how clean their labels are
     (MD-DYR-SH)."""
-    mixup_alpha: Annotated[float, above(0, 1000)] = 32.0
+    mixup_alpha: Annotated[float, ALPHA] = 32.0
     """λ ~ Beta(α, α) of mixup. 32 mixes every pair almost evenly."""
     balance: Annotated[float, within(0, 1000)] = 1.0
     """Weight of the class-balance term; 0 turns it off."""
