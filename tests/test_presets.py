@@ -279,7 +279,7 @@ def test_unknown_names_in_the_config_of_a_run_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"config.json: epoch: no such setting; did you mean"):
         request(None, path, {})
     path.write_text('{"source": "digits", "settings": {"method": "divide", "epochs": 3}}')
-    with pytest.raises(InputError, match=r"^--method divide: must be one of pls, ce"):
+    with pytest.raises(InputError, match=r"^--method divide: must be one of pls, pls-plus, ce"):
         request(None, path, {})
 
 

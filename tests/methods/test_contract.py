@@ -26,6 +26,7 @@ TRUE = torch.where(WRONG, (GIVEN + 1) % C, GIVEN)
 INDEX = torch.tensor([4, 1, 10, 7, 18, 3])
 OTHERS = torch.tensor([1, 2, 0, 4, 5, 3])
 MIXES = ((SWAP, 0.7), (OTHERS, 0.4))
+DRAWS = 40  # enough for every step
 VIEWS = Views(torch.full((3,), 0.5), torch.full((3,), 0.25), (8, 8), 1, True)
 
 # PLS with every departure from the defaults that changes a step.
@@ -38,7 +39,37 @@ PAPER = {
     "contrast_mix": "separate",
     "balance": 0,
 }
+# PLS-plus with every switch; the two ways to select have a variant each.
+PLUS = {
+    "method": "pls-plus",
+    "strong_loss": 1.0,
+    "strong_loss_ramp": 4,
+    "strong_view": "trivial",
+    "strong_cutout": 0.5,
+    "mixup_alpha": 4.0,
+    "cutmix": 0.5,
+    "first_epoch_trust": False,
+    "debias": 1.0,
+    "ema_decay": 0.9,
+    "ema_pseudo_labels": True,
+    "ema_scoring": True,
+    "loss_momentum": 0.8,
+    "warmup_trend": True,
+    "mode_gate": 0.5,
+}
+VOTE = {
+    "method": "pls-plus",
+    "strong_loss": 1.0,
+    "strong_view": "rand",
+    "ema_decay": 0.9,
+    "ema_prediction": True,
+    "selection": "neighbours",
+    "neighbours": 10,
+    "neighbour_share": 0.7,
+    "relabel": 0.8,
+}
 VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
+VARIANTS |= {"pls-plus, all": PLUS, "pls-plus, vote": VOTE}
 VARIANTS["soft-to-hard"] = {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"}
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -107,7 +138,8 @@ def scorer_of(method, seed=0, n=N):
 
     plain = logits()
     weak = [logits(), logits()]
-    roles = {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)}
+    roles = dict.fromkeys(method.ema, plain)
+    roles |= {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)}
     if len(method.predicts) > 1:
         plain = torch.stack([roles[role] for role in method.predicts]).mean(0)
     return FakeScorer(GIVEN[:n], plain, weak, roles, F.normalize(plain), predicts=method.predicts)
@@ -147,7 +179,7 @@ def test_roles_are_those_of_networks_that_exist(variant):
     for phase in method.phases():
         for step in phase.steps:
             assert set(step.trains) <= set(method.networks)
-            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES))
+            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES, DRAWS))
             assert set(step.trains) <= shown.keys() <= every
 
 
@@ -159,7 +191,7 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
     method = method_of(variant)
     for phase in method.phases():
         for step in phase.steps:
-            batch = make_batch(INDEX, GIVEN, images(), MIXES)
+            batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
             state = state_of(method)
             outputs = outputs_of_step(step, batch, state)
             loss = step.loss(outputs, batch, state)
@@ -180,7 +212,7 @@ def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
     step = steps_of(method)[-1]
     if len(step.streams) > 1:
         return
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     outputs = outputs_of_step(step, batch, state_of(method), seed)
     place = order.argsort()
     moved_batch = batch._replace(
@@ -221,7 +253,7 @@ def test_a_state_is_filled_in_place(variant):
     state = state_of(method)
     places = {name: value.data_ptr() for name, value in tensors_of(state).items()}
     kinds = {name: (value.dtype, value.shape) for name, value in tensors_of(state).items()}
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     scorer = scorer_of(method)
     for epoch in (W - 1, W, EPOCHS - 1):
         method.begin_epoch(state, epoch)
@@ -237,7 +269,7 @@ def test_a_state_is_filled_in_place(variant):
 def test_views_and_losses_can_be_compiled_whole(variant):
     """Without a break in the graph, with the same result and the same state."""
     method = method_of(variant)
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     for step in dict.fromkeys(method.phases()[-1].steps):
         show, show_next, loss = (
             call and torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
@@ -290,11 +322,13 @@ def test_nothing_is_read_back_from_a_gpu(variant):
                 shown = step.show_next(views, batch, outputs, state)
                 outputs = joined(outputs, on_gpu_outputs(shown))
             assert step.loss(outputs, batch, state).shape == ()
+        roles = {role: on_gpu(N, C) for role in (*method.networks, *method.ema)}
         scorer = FakeScorer(
             given_N,
             on_gpu(N, C),
             weak=[on_gpu(N, C)],
-            roles={role: on_gpu(N, C) for role in method.networks},
+            roles=roles,
+            projections_ND=on_gpu(N, D),
             predicts=method.predicts,
         )
         for epoch in (W - 1, W):
@@ -354,8 +388,7 @@ GENERIC = [
 ] + [SOURCE / "runs.py"]
 MODULES = {
     *("ce", "co_teaching", "divide_mix", "dynamic_bootstrapping", "elr", "mixup"),
-    "split_notices",
-    *("pls", "pls_metrics", "pls_notices", "pseudo_labels"),
+    *("pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "split_notices"),
 }
 
 

@@ -37,6 +37,33 @@ FORMS |= {
     }
 }
 
+FORMS |= {
+    "pls-plus, all": {
+        "method": "pls-plus",
+        "strong_loss": 1000.0,
+        "strong_view": "trivial",
+        "strong_cutout": 0.9,
+        "mixup_alpha": 4.0,
+        "cutmix": 0.5,
+        "first_epoch_trust": False,
+        "debias": 1.0,
+        "debias_momentum": 0.0,
+        "gamma": 100.0,
+        "ema_decay": 0.9,
+        "ema_pseudo_labels": True,
+    },
+    "pls-plus, max": {
+        "method": "pls-plus",
+        "pseudo_label_norm": "max",
+        "strong_loss": 1.0,
+        "strong_loss_ramp": 2,
+        "strong_view": "rand",
+        "debias": 0.5,
+        "contrast": False,
+        "gamma": 0.01,
+    },
+}
+
 LOGITS = {
     "zero": lambda B: torch.zeros(B, C),
     "random": lambda B: torch.randn(B, C),

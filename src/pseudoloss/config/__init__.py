@@ -15,6 +15,7 @@ from pseudoloss.config.methods import (
     DynamicBootstrappingSettings,
     ELRSettings,
     MixupSettings,
+    PLSPlusSettings,
     PLSSettings,
 )
 from pseudoloss.config.settings import (
@@ -50,6 +51,7 @@ __all__ = [
     "DynamicBootstrappingSettings",
     "ELRSettings",
     "MixupSettings",
+    "PLSPlusSettings",
     "PLSSettings",
     "Settings",
     "all_setting_types",

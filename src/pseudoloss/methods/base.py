@@ -195,7 +195,7 @@ class Scorer(Protocol):
         """Logits of the plain view, of each network that predicts, for one chunk of images after
         another: one pass where `logits` needs another one for their mean."""
 
-    def projections(self) -> Tensor:
+    def projections(self, *, role: str | None = None) -> Tensor:
         """All images in the contrastive space, L2-normalised: (N,D)."""
 
 
@@ -304,6 +304,8 @@ class Method:
     """Networks that follow others, by role."""
     predicts: tuple[str, ...] = (NET,)
     """Which networks predict: one, or the mean of the logits of several."""
+    validated: tuple[str, ...] = ()
+    """Other networks whose accuracy is measured after every epoch, too."""
     compared: tuple[str, ...] = ("metrics",)
     """Keys of what `compare` may return."""
 
@@ -348,6 +350,10 @@ class Method:
     def verdict(self, state: Any, epoch: int) -> Verdict:
         """What is known about every label after this epoch."""
         return Verdict(state.noisy_N, state.p_noisy_N, state.loss_N, state.predicted_N)
+
+    def own_metrics(self, state: Any, given_N: Tensor, true_N: Tensor | None) -> dict[str, Any]:
+        """Metrics of the method itself after an epoch that was scored; `true_N` if it is known."""
+        return {}
 
     def compare(self, scorer: Scorer, state: Any, true_N: Tensor, epoch: int) -> dict[str, Any]:
         """More metrics of an epoch, for `compare_metrics`; the true labels are known."""

@@ -8,6 +8,7 @@ from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
+from pseudoloss.config.methods.pls_plus import PLSPlusSettings
 
 __all__ = [
     "METHOD_SETTINGS",
@@ -18,11 +19,13 @@ __all__ = [
     "DynamicBootstrappingSettings",
     "ELRSettings",
     "MixupSettings",
+    "PLSPlusSettings",
     "PLSSettings",
 ]
 
 METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "pls": PLSSettings,
+    "pls-plus": PLSPlusSettings,
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
