@@ -49,6 +49,7 @@ TITLES = {
     "pls-plus": "PLS with additions",
     "ce": "cross-entropy",
     "mixup": "mixup",
+    "dynamic-bootstrapping": "Dynamic Bootstrapping",
     "elr": "Early-Learning Regularisation",
     "co-teaching": "Co-teaching",
     "divide-mix": "DivideMix",
@@ -116,6 +117,8 @@ WHEN = {
     "neighbours": "Fewer in small datasets: at most the images of a class.",
     "neighbour_share": "Lower to flag fewer labels.",
     "relabel": "0.8 or 0.9 with `--selection neighbours`.",
+    "bootstrapping": "soft-to-hard where hard makes the network predict few classes; slower.",
+    "guided_epochs": "Rarely.",
     "elr_lambda": "Tune it for your dataset.",
     "elr_beta": "Tune it for your dataset.",
     "forget_rate": "Set it to the noise rate, or an estimate of it.",
@@ -184,7 +187,7 @@ def page() -> str:
     lines = [HEAD, SHARED, *_groups(next(iter(METHOD_SETTINGS)), shared)]
     for method, names in described.items():
         lines.append(_title(method))
-        own = names.keys() - shared
+        own = (names.keys() - shared) | _other_defaults(method, shared)
         lines += _groups(method, own) if own else ["No settings of its own.\n"]
     options = [
         action
@@ -205,6 +208,12 @@ def page() -> str:
 def _title(method: str) -> str:
     title = TITLES.get(method, method)
     return f"## `--method {method}`" + ("\n" if title == method else f": {title}\n")
+
+
+def _other_defaults(method: str, shared: Iterable[str]) -> set[str]:
+    """The shared settings whose default a method changes."""
+    usual, own = (as_json(Settings(method=name)) for name in (next(iter(METHOD_SETTINGS)), method))
+    return {name for name in shared if name != "method" and own[name] != usual[name]}
 
 
 def _groups(method: str, names: Iterable[str]) -> list[str]:

@@ -23,6 +23,7 @@ RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
     "divide-mix": {},
+    "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
 }
 
 
@@ -62,7 +63,12 @@ def divide_mix_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "divide-mix", 3)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run"])
+@pytest.fixture(scope="module")
+def bootstrapping_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "dynamic-bootstrapping", 8)
+
+
+@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"])
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -123,6 +129,7 @@ MORE = {
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
     "divide-mix": {"loss_epochs": 2},
+    "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
 }
 VOTE = {
     "method": "pls-plus",
@@ -201,6 +208,7 @@ def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
     wanted = {
         "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
         "elr": {"state.target_NC"},
+        "dynamic-bootstrapping": {"state.high_T", "state.temperature", "state.unfitted"},
         "co-teaching": {"state.kept", "state.confidence_N"},
     }
     for method, names in wanted.items():

@@ -2,6 +2,7 @@
 `mu: Annotated[float, within(0.001, 1000)] = 0.2`."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -12,10 +13,12 @@ class Limit(NamedTuple):
     text: str
 
 
+@cache  # the same limit is the same object, for settings that methods share
 def within(low: float, high: float) -> Limit:
     return Limit(lambda value: low <= value <= high, f"{low} to {high}")
 
 
+@cache
 def above(low: float, high: float) -> Limit:
     return Limit(lambda value: low < value <= high, f"above {low} and at most {high}")
 

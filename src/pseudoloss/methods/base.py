@@ -66,6 +66,17 @@ class Outputs(NamedTuple):
     in_eval: Sequence[tuple[Tensor, Tensor]] = ()
 
 
+def joined(first: Mapping[str, Outputs], more: Mapping[str, Outputs]) -> dict[str, Outputs]:
+    """The outputs of two rounds of views, by role."""
+    none = Outputs([], [])
+    return {
+        role: Outputs(
+            *([*a, *b] for a, b in zip(first.get(role, none), more.get(role, none), strict=True))
+        )
+        for role in {**first, **more}
+    }
+
+
 # ------------------------------------------------------------------------- what a method declares
 
 
@@ -125,6 +136,10 @@ class Step:
     write to the state, in place. A batch holds the images of all streams, one stream after the
     other; the first stream decides how many steps an epoch has, the others repeat as needed.
 
+    If views depend on what the networks make of others, `show_next` returns them: it is called with
+    the outputs of the views of `show`, which then must all be without gradients, and `loss` gets
+    the outputs of both.
+
     The running statistics of norms follow the views that a network sees in training mode if the
     step trains that network or names it in `moves_norms`; those of all other networks stay.
     """
@@ -137,6 +152,7 @@ class Step:
     streams: tuple[Stream, ...] = (Stream(),)
     moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
+    show_next: Callable[[Views, Batch, dict[str, Outputs], Any], dict[str, ViewBatch]] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
     DivideMixSettings,
+    DynamicBootstrappingSettings,
     ELRSettings,
     MixupSettings,
     PLSPlusSettings,
@@ -26,6 +27,7 @@ from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import FROM_THE_LOSS, LossDetector
 from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
+from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
@@ -89,6 +91,20 @@ def build_divide_mix(settings: Settings, given: Given) -> Method:
         settings.batch_size,
         own.warmup_penalty,
         own.loss_epochs,
+    )
+
+
+def build_dynamic_bootstrapping(settings: Settings, given: Given) -> Method:
+    own = cast(DynamicBootstrappingSettings, settings.method_settings)
+    return DynamicBootstrapping(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        hard=own.bootstrapping == "hard",
+        alpha=own.mixup_alpha,
+        balance=own.balance,
+        guided_epochs=own.guided_epochs,
+        prior_C=_prior("uniform", given.given_N, given.classes),
     )
 
 
@@ -161,6 +177,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "elr": build_elr,
     "co-teaching": build_co_teaching,
     "divide-mix": build_divide_mix,
+    "dynamic-bootstrapping": build_dynamic_bootstrapping,
 }
 """How each method is built from the settings, by its name."""
 

@@ -4,6 +4,7 @@ from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.divide_mix import DivideMixSettings
+from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
@@ -15,6 +16,7 @@ __all__ = [
     "CoTeachingSettings",
     "DetectionSettings",
     "DivideMixSettings",
+    "DynamicBootstrappingSettings",
     "ELRSettings",
     "MixupSettings",
     "PLSPlusSettings",
@@ -29,5 +31,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
+    "dynamic-bootstrapping": DynamicBootstrappingSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
