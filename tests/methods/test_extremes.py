@@ -134,7 +134,7 @@ def views_of(step, given_N, state):
     }
 
 
-def outputs_of(counts, images, logits, scale, dtype, decoder):
+def outputs_of(counts, images, logits, scale, dtype, decoder=False):
     """What networks that see such views could say."""
 
     def view(rows, with_grad):
