@@ -15,6 +15,7 @@ from pseudoloss.runs import open_model
 RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
+    "dsos": {"correct_above": 0.5},
 }
 
 
@@ -49,7 +50,12 @@ def co_teaching_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "co-teaching", 4)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run"])
+@pytest.fixture(scope="module")
+def dsos_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "dsos", 10)
+
+
+@pytest.fixture(params=["elr_run", "co_teaching_run", "dsos_run"])
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -91,6 +97,7 @@ MORE = {
     "pls": {"initial_trust": True, "contrast_mix": "separate"},
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
+    "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
 }
 
 

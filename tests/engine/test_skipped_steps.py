@@ -74,7 +74,7 @@ def check_that_a_step_changes_nothing(monkeypatch, trainer, phase, value):
     loss = trainer.train_epoch(phase)
     assert math.isfinite(loss)
     assert trainer.skipped_steps() == 1
-    before, first, second, third, _ = snapshots
+    before, first, second, third, *_ = snapshots
     assert same(first, second)
     assert not same(before, first)
     assert not same(second, third)

@@ -10,6 +10,7 @@ from torch import Tensor
 from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
+    DSOSSettings,
     ELRSettings,
     MixupSettings,
     PLSSettings,
@@ -21,6 +22,7 @@ from pseudoloss.methods.base import Method, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import LossDetector
+from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
@@ -70,6 +72,28 @@ def build_co_teaching(settings: Settings, given: Given) -> Method:
     return CoTeaching(given.detector, *length, own.forget_rate, own.forget_epochs, own.ensemble)
 
 
+def build_dsos(settings: Settings, given: Given) -> Method:
+    own = cast(DSOSSettings, settings.method_settings)
+    parts = settings.accumulate
+    half = max(settings.batch_size // 2 // parts, 2) * parts
+    main_batch_size = own.main_batch_size or half
+    if main_batch_size < 2 * parts:
+        raise InputError(
+            f"--main-batch-size {main_batch_size} must be at least twice --accumulate {parts}"
+        )
+    return DSOS(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        own.entropy_weight,
+        not own.as_released,
+        own.softening_temperature,
+        own.correct_above,
+        own.warmup_mixup,
+        main_batch_size,
+    )
+
+
 def build_pls(settings: Settings, given: Given) -> Method:
     own = cast(PLSSettings, settings.method_settings)
     options = pls_options(own, given.given_N, given.classes)
@@ -82,6 +106,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "mixup": build_mixup,
     "elr": build_elr,
     "co-teaching": build_co_teaching,
+    "dsos": build_dsos,
 }
 """How each method is built from the settings, by its name."""
 

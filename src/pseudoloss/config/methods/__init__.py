@@ -3,6 +3,7 @@
 from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
+from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
@@ -11,6 +12,7 @@ __all__ = [
     "METHOD_SETTINGS",
     "CESettings",
     "CoTeachingSettings",
+    "DSOSSettings",
     "DetectionSettings",
     "ELRSettings",
     "MixupSettings",
@@ -23,5 +25,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "mixup": MixupSettings,
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
+    "dsos": DSOSSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
