@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixup": {"method": "mixup"},
     "elr": {"method": "elr"},
     "co-teaching": {"method": "co-teaching"},
+    "divide-mix": {"method": "divide-mix"},
     "no correction": {"correct": False},
     "no contrast": {"contrast": False},
     "no trust in classification": {"trust_in_classification": False},

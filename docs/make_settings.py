@@ -50,6 +50,7 @@ TITLES = {
     "mixup": "mixup",
     "elr": "Early-Learning Regularisation",
     "co-teaching": "Co-teaching",
+    "divide-mix": "DivideMix",
     "dsos": "Dynamic Softening of Out-of-distribution Samples",
 }
 
@@ -88,7 +89,7 @@ WHEN = {
     "contrast_mix": "separate for the paper's form.",
     "balance": "Lower if rare classes are predicted too often; 0 if the shares are unknown.",
     "balance_prior": "given for imbalanced classes; chosen automatically for folders and tables.",
-    "mixup_alpha": "8 to 32 with many wrong labels.",
+    "mixup_alpha": "mixup: 8 to 32 with many wrong labels. Others: rarely.",
     "mixup_lambda": "uniform for the paper's form.",
     "correct": "Ablation.",
     "contrast": "Ablation; off is faster.",
@@ -99,6 +100,11 @@ WHEN = {
     "elr_beta": "Tune it for your dataset.",
     "forget_rate": "Set it to the noise rate, or an estimate of it.",
     "forget_epochs": "Rarely.",
+    "temperature": "Closer to 1 if refined labels are confident and wrong.",
+    "lambda_u": "0 with few wrong labels, 150 with half of them or more (100 classes).",
+    "ramp_epochs": "Rarely.",
+    "loss_epochs": "5 with very many wrong labels.",
+    "warmup_penalty": "1 if wrong labels are mostly of one similar class.",
     "ensemble": "To predict with both networks, at twice the cost.",
     "entropy_weight": "Higher if the network is sure of almost nothing after the warm-up.",
     "as_released": "To repeat the released program.",

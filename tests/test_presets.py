@@ -58,6 +58,20 @@ def test_presets_of_elr_and_co_teaching():
         assert co.corrupt == f"symmetric:{noise / 100:g}"
 
 
+def test_presets_of_divide_mix():
+    for noise, lambda_u in ((0, 0), (20, 25), (50, 150), (80, 150)):
+        found = request(f"cifar100-id{noise}-divide-mix", None, {}).settings("default")
+        assert found.method_settings.lambda_u == lambda_u
+        assert found.corrupt == (f"symmetric:{noise / 100:g}" if noise else None)
+        assert (found.epochs, found.warmup, found.batch_size, found.lr) == (300, 30, 64, 0.02)
+        assert (found.schedule, found.network) == ("steps:150:0.1", "preactresnet18-stemnorm")
+        own = found.method_settings
+        assert (own.threshold, own.threshold_on) == (0.5, "clean")
+        assert (own.mixup_alpha, own.temperature, own.ramp_epochs) == (4, 0.5, 16)
+    web = request("web-bird-divide-mix", None, {}).settings("default")
+    assert (web.image_size, web.method_settings.lambda_u) == (448, 0)
+
+
 def test_what_presets_need_beside_them():
     assert NEEDS["cifar10n"] == "--corrupt human:FILE"
     assert NEEDS["cifar100-inet-40-20"] == "--pool POOL"

@@ -69,6 +69,7 @@ METHODS = {
     "mixup": {},
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
+    "divide-mix": {"batch_size": 8, "loss_epochs": 2},
     "dsos": {},
     "toy": {"epochs": 4},
 }

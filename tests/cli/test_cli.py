@@ -280,7 +280,7 @@ BAD = {
     "data without a folder": (["experiments", "run", "digits", "--data", "x"], "must be KIND=DIR"),
     "set": (
         ["experiments", "run", "digits", "--set", "epoch=2"],
-        "--set epoch=2: no such setting; did you mean epochs?",
+        "--set epoch=2: no such setting; did you mean epochs",
     ),
     "set without a value": (["experiments", "run", "digits", "--set", "x"], "must be NAME=VALUE"),
     "set a seed": (["experiments", "run", "digits", "--set", "seed=2"], "chosen with --seeds"),

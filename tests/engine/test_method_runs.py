@@ -15,6 +15,7 @@ from pseudoloss.runs import open_model
 RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
+    "divide-mix": {},
     "dsos": {"correct_above": 0.5},
 }
 
@@ -51,11 +52,16 @@ def co_teaching_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def divide_mix_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "divide-mix", 3)
+
+
+@pytest.fixture(scope="module")
 def dsos_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "dsos", 10)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run", "dsos_run"])
+@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run", "dsos_run"])
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -97,6 +103,7 @@ MORE = {
     "pls": {"initial_trust": True, "contrast_mix": "separate"},
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
+    "divide-mix": {"loss_epochs": 2},
     "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
 }
 
@@ -112,7 +119,11 @@ def test_every_method_resumes_bit_for_bit(tmp_path, tiny_source, method):
 
 
 def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
-    wanted = {"elr": {"state.target_NC"}, "co-teaching": {"state.kept", "state.confidence_N"}}
+    wanted = {
+        "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
+        "elr": {"state.target_NC"},
+        "co-teaching": {"state.kept", "state.confidence_N"},
+    }
     for method, names in wanted.items():
         out = tmp_path / method
         pl.train(tiny_source, out, method=method, quiet=True, **TINY)

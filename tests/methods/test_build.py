@@ -7,6 +7,7 @@ from pseudoloss.config import METHOD_SETTINGS, Settings
 from pseudoloss.methods import build, pls
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
+from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.mixup import Mixup
@@ -18,6 +19,7 @@ CLASSES = {
     "mixup": Mixup,
     "elr": ELR,
     "co-teaching": CoTeaching,
+    "divide-mix": DivideMix,
     "dsos": DSOS,
 }
 

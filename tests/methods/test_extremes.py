@@ -23,6 +23,10 @@ PLS_FORMS = [
 FORMS = {name: {"method": name} for name in METHOD_SETTINGS}
 FORMS |= {f"pls {i}": {"method": "pls", **form} for i, form in enumerate(PLS_FORMS, 1)}
 FORMS |= {"elr, strong": {"method": "elr", "elr_lambda": 1000.0, "elr_beta": 0.0}}
+FORMS |= {
+    "divide-mix, all": {"method": "divide-mix", "lambda_u": 1000.0, "warmup_penalty": 10.0}
+    | {"temperature": 0.05, "mixup_alpha": 0.1}
+}
 FORMS |= {"co-teaching, all": {"method": "co-teaching", "forget_rate": 0.99, "forget_epochs": 1}}
 
 FORMS |= {"dsos, as released": {"method": "dsos", "as_released": True, "entropy_weight": 1000.0}}
@@ -64,6 +68,8 @@ def state_of(method, given_N, labels):
 
 
 def batch_of(B, given_N, step, lam):
+    """B images of every stream."""
+    B *= len(step.streams)
     index_B = torch.randperm(N)[:B]
     images_BCHW = torch.zeros(B, 3, 8, 8, dtype=torch.uint8)
     found = tuple(Mix(torch.randperm(B), torch.tensor(lam)) for _ in step.lambdas)
@@ -71,20 +77,24 @@ def batch_of(B, given_N, step, lam):
 
 
 def views_of(step, given_N):
-    """How many views of each kind each network sees."""
+    """The views of each kind that each network sees: how many rows per image of a stream."""
     shown = step.show(VIEWS, batch_of(2, given_N, step, 0.7))
-    return {role: tuple(map(len, views)) for role, views in shown.items()}
+    return {
+        role: tuple([len(view) // 2 for view in kind] for kind in views)
+        for role, views in shown.items()
+    }
 
 
-def outputs_of(counts, B, logits, scale, dtype):
-    """What networks that see so many views could say."""
+def outputs_of(counts, images, logits, scale, dtype):
+    """What networks that see such views could say."""
 
-    def pair(with_grad):
+    def pair(rows, with_grad):
+        B = rows * images
         found = (LOGITS[logits](B).to(dtype), (torch.randn(B, D) * scale).to(dtype))
         return tuple(t.requires_grad_(with_grad) for t in found)
 
     return {
-        role: Outputs(*([pair(kind == 1) for _ in range(n)] for kind, n in enumerate(each)))
+        role: Outputs(*([pair(rows, i == 1) for rows in kind] for i, kind in enumerate(each)))
         for role, each in counts.items()
     }
 

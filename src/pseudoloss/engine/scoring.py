@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pseudoloss.data.storage import ImageParts, chunks
 from pseudoloss.engine.history import History
-from pseudoloss.inference.passes import images_at_once, predict, project, with_rows
+from pseudoloss.inference.passes import images_at_once, predict, predict_each, project, with_rows
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
@@ -59,6 +59,16 @@ class ImageScorer:
                 found = [whole(logits_BC) for logits_BC in found]
                 start, end = end, end + len(found[0])
                 yield slice(start, end), found
+
+    def members(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The mean is stored in `history`, as `logits` does."""
+        end = 0
+        for found in predict_each(self.predictor, self.views, self.images):
+            start, end = end, end + len(found[0])
+            rows = slice(start, end)
+            if self.history is not None:
+                self.history.store(rows, torch.stack(found).mean(0))
+            yield rows, found
 
     def projections(self) -> Tensor:
         return project(self.predictor, self.views, self.images)

@@ -178,6 +178,10 @@ class Scorer(Protocol):
         """Logits of the plain view and of `weak` weak views, for one chunk of images after another;
         of the network that predicts, or of the one with this role."""
 
+    def members(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Logits of the plain view, of each network that predicts, for one chunk of images after
+        another: one pass where `logits` needs another one for their mean."""
+
     def projections(self) -> Tensor:
         """All images in the contrastive space, L2-normalised: (N,D)."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
+    DivideMixSettings,
     DSOSSettings,
     ELRSettings,
     MixupSettings,
@@ -22,6 +23,7 @@ from pseudoloss.methods.base import Method, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import LossDetector
+from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.mixture import Mixture
@@ -72,6 +74,20 @@ def build_co_teaching(settings: Settings, given: Given) -> Method:
     return CoTeaching(given.detector, *length, own.forget_rate, own.forget_epochs, own.ensemble)
 
 
+def build_divide_mix(settings: Settings, given: Given) -> Method:
+    own = cast(DivideMixSettings, settings.method_settings)
+    return DivideMix(
+        given.detector,
+        MixMatchOptions(own.mixup_alpha, own.temperature, own.lambda_u, own.ramp_epochs),
+        _prior("uniform", given.given_N, given.classes),
+        settings.epochs,
+        settings.warmup_epochs,
+        settings.batch_size,
+        own.warmup_penalty,
+        own.loss_epochs,
+    )
+
+
 def build_dsos(settings: Settings, given: Given) -> Method:
     own = cast(DSOSSettings, settings.method_settings)
     parts = settings.accumulate
@@ -106,6 +122,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "mixup": build_mixup,
     "elr": build_elr,
     "co-teaching": build_co_teaching,
+    "divide-mix": build_divide_mix,
     "dsos": build_dsos,
 }
 """How each method is built from the settings, by its name."""

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pseudoloss.methods.base import Batch, Mix
 from pseudoloss.methods.mixup import cross_entropy
+from pseudoloss.nn.views import WEAK_DRAWS, Views
+
+DRAWS = 2 * WEAK_DRAWS + 2  # random numbers per image: two views, and partners for both
 
 
 def ramp_up(epochs: float, length: float) -> float:
@@ -60,3 +64,32 @@ def mixed_loss(logits_XC: Tensor, target_XC: Tensor, strength: Tensor | float) -
     labels, guesses = separate(target_XC)
     fit = cross_entropy(labelled, labels).mean()
     return fit + strength * squared_error(unlabelled, guesses)
+
+
+# --------------------------------------------------------- a step with a stream of either kind
+
+
+def two_views(views: Views, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Two weak views of every image."""
+    first, second, _ = batch.draws_BK[:, :DRAWS].split([WEAK_DRAWS, WEAK_DRAWS, 2], dim=1)
+    return views.weak(batch.images_BCHW, first), views.weak(batch.images_BCHW, second)
+
+
+def mixing(batch: Batch) -> Mix:
+    """How all 4·B views are mixed: with partners of either kind, and one λ."""
+    keys_X = batch.draws_BK[:, DRAWS - 2 : DRAWS].flatten()
+    return Mix(keys_X.argsort(stable=True), batch.mixes[0].lam)
+
+
+def kinds(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of labelled and of unlabelled images in a batch: one half each."""
+    labelled, unlabelled = rows.tensor_split(2)
+    return labelled, unlabelled
+
+
+def mixmatch_views(views: Views, batch: Batch) -> tuple[list[Tensor], Tensor]:
+    """What a network sees: both views of the unlabelled images, both views of the labelled ones;
+    and all of them, mixed."""
+    found = two_views(views, batch)
+    labelled, unlabelled = zip(*(kinds(view) for view in found), strict=True)
+    return [*unlabelled, *labelled], mixing(batch).of(torch.cat(found))

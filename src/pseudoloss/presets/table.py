@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoloss.config import EMBEDDED, EMBEDDED_NETWORK
-from pseudoloss.presets.rivals import OUT_AND_IN, PAPER, RIVALS, mixed_noise
+from pseudoloss.presets.rivals import OUT_AND_IN, PAPER, RIVALS, WEB, mixed_noise
 
 _DIGITS: dict[str, Any] = {
     "network": "small-cnn",
@@ -12,17 +12,6 @@ _DIGITS: dict[str, Any] = {
     "lr": 0.05,
     "pad": 0,  # a digit fills its image: a shift would cut strokes off
     "flip": False,
-}
-
-_WEB: dict[str, Any] = {
-    "network": "resnet50",
-    "weights": "pretrained",
-    "image_size": 448,
-    "epochs": 110,
-    "warmup": 10,
-    "batch_size": 16,
-    "lr": 0.003,
-    "weight_decay": 1e-3,
 }
 
 _CNWL: dict[str, Any] = PAPER | {"warmup": 1}
@@ -67,9 +56,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     **RIVALS,
     **dict.fromkeys(HUMAN, PAPER),
     **{f"cnwl-{noise}": _CNWL for noise in (20, 40, 60, 80)},
-    "web-aircraft": _WEB,
-    "web-bird": _WEB,
-    "web-car": _WEB,
+    "web-aircraft": WEB,
+    "web-bird": WEB,
+    "web-car": WEB,
 }
 """What each preset changes: one for every row of the paper's table of hyper-parameters, and more.
 

@@ -3,6 +3,7 @@
 from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
+from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.mixup import MixupSettings
@@ -14,6 +15,7 @@ __all__ = [
     "CoTeachingSettings",
     "DSOSSettings",
     "DetectionSettings",
+    "DivideMixSettings",
     "ELRSettings",
     "MixupSettings",
     "PLSSettings",
@@ -25,6 +27,7 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "mixup": MixupSettings,
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
+    "divide-mix": DivideMixSettings,
     "dsos": DSOSSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""

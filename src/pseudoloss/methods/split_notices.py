@@ -1,0 +1,27 @@
+"""When a network splits the labels into kept and dropped ones and one side is empty.
+
+The advice names command-line flags; in Python they are settings of the same names.
+"""
+
+from pseudoloss.methods.pls_notices import VALUES
+
+
+def empty_split(role: str, kept: float, fitted: bool, metric: str = "loss") -> str | None:
+    """One of the two streams of a step would have no images: all stand in for them."""
+    what = f"the {role} network"
+    if not fitted:
+        return (
+            f"{what} finds no two modes in its {VALUES[metric]} (all are equal, or not finite) and "
+            f"keeps {kept:.0%} of the labels. Try a longer --warmup or a lower --lr."
+        )
+    if kept == 0:
+        return (
+            f"{what} keeps no label, so all images are trained with labels that are mostly "
+            "replaced. Try a longer --warmup, or a lower --lr or --threshold."
+        )
+    if kept == 1:
+        return (
+            f"{what} keeps every label, so nothing is corrected. If you know of wrong labels, try "
+            "a higher --threshold or a longer --warmup."
+        )
+    return None
