@@ -13,8 +13,10 @@ from pseudoloss.config.methods import (
     DetectionSettings,
     DivideMixSettings,
     DSOSSettings,
+    DynamicBootstrappingSettings,
     ELRSettings,
     MixupSettings,
+    PLSPlusSettings,
     PLSSettings,
 )
 from pseudoloss.config.settings import (
@@ -48,8 +50,10 @@ __all__ = [
     "DSOSSettings",
     "DetectionSettings",
     "DivideMixSettings",
+    "DynamicBootstrappingSettings",
     "ELRSettings",
     "MixupSettings",
+    "PLSPlusSettings",
     "PLSSettings",
     "Settings",
     "all_setting_types",
