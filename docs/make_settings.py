@@ -69,7 +69,8 @@ WHEN = {
     "accumulate": "A batch does not fit into GPU memory.",
     "lr": "Lower if the loss becomes NaN or the warm-up ends at chance.",
     "schedule": "To repeat a method with its own schedule.",
-    "optimiser": "adam for timm transformers, or to repeat a method with its own optimiser.",
+    "optimiser": "adam for timm transformers, muon for fewer epochs (to try), or to "
+    "repeat a method with its own optimiser.",
     "momentum": "Rarely.",
     "weight_decay": "Less for small datasets and fine-tuning, more against overfitting.",
     "threshold": "Lower with very many wrong labels; higher if good labels are flagged.",

@@ -311,6 +311,7 @@ def test_adam_has_a_learning_rate_of_its_own():
         return request("cifar100-id50", None, values).settings("default").lr
 
     assert (lr(), lr(optimiser="nesterov"), lr(optimiser="adam")) == (0.1, 0.1, 0.001)
+    assert lr(optimiser="muon") == 0.02
     assert lr(optimiser="adam", batch_size=128) == 0.0005
     assert lr(optimiser="adam", lr=0.02) == 0.02
     gentle = request("finetune", None, {"optimiser": "adam", "head_start": True})
