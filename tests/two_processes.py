@@ -93,6 +93,7 @@ METHODS = {
         "guided_epochs": 1,
         "epochs": 4,
     },
+    "dsos": {},
     "rrl": {"neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
     "toy": {"epochs": 4},
 }

@@ -24,6 +24,7 @@ RIVALS = {
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
     "divide-mix": {},
     "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
+    "dsos": {"correct_above": 0.5},
     "rrl": {"projection": 16, "neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
 }
 
@@ -70,12 +71,20 @@ def bootstrapping_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def dsos_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "dsos", 10)
+
+
+@pytest.fixture(scope="module")
 def rrl_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "rrl", 5, warmup=2)
 
 
 @pytest.fixture(
-    params=["elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run", "rrl_run"]
+    params=[
+        *("elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
+        *("dsos_run", "rrl_run"),
+    ]
 )
 def on_digits(request):
     return request.getfixturevalue(request.param)
@@ -138,6 +147,7 @@ MORE = {
     "co-teaching": RIVALS["co-teaching"],
     "divide-mix": {"loss_epochs": 2},
     "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
+    "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
     "rrl": RIVALS["rrl"],
 }
 VOTE = {

@@ -161,6 +161,9 @@ class Step:
     The running statistics of norms follow the views that a network sees in training mode if the
     step trains that network or names it in `moves_norms`; those of all other networks stay.
 
+    A step may train nothing (`trains=()`): a pass in random batches that only writes to the state,
+    or moves norms. Its loss is not used.
+
     With `mixes_within`, images are only mixed with images of the same value of that mask.
     """
 
