@@ -359,7 +359,8 @@ def see_all(method, scorer, state):
             continue
         for index_B in torch.arange(N).split(B):
             batch = make_batch(index_B, GIVEN, images(), MIXES, DRAWS)
-            seen = (scorer.plain_NC[index_B].clone().requires_grad_(), torch.ones(B, D))
+            logits_BC = scorer.plain_NC[index_B].clone().requires_grad_()
+            seen = (logits_BC, *(torch.ones(B, k) for k in widths(method)[1:]))
             outputs = {
                 role: Outputs(*([seen] * len(views) for views in shown))
                 for role, shown in step.show(VIEWS, batch).items()
