@@ -53,6 +53,7 @@ TITLES = {
     "elr": "Early-Learning Regularisation",
     "co-teaching": "Co-teaching",
     "divide-mix": "DivideMix",
+    "dsos": "Dynamic Softening of Out-of-distribution Samples",
 }
 
 WHEN = {
@@ -129,6 +130,12 @@ WHEN = {
     "loss_epochs": "5 with very many wrong labels.",
     "warmup_penalty": "1 if wrong labels are mostly of one similar class.",
     "ensemble": "To predict with both networks, at twice the cost.",
+    "entropy_weight": "Higher if the network is sure of almost nothing after the warm-up.",
+    "as_released": "To repeat the released program.",
+    "softening_temperature": "Higher to soften more targets.",
+    "correct_above": "Lower if few images are out-of-distribution.",
+    "warmup_mixup": "Off where most labels are noisy, as the authors do.",
+    "main_batch_size": "Larger for speed.",
     "image_size": "Larger for details, smaller for speed.",
     "pad": "0 if a shift would cut off what matters.",
     "flip": "Off if left and right matter: digits, text, signs.",
