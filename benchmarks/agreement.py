@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "elr": {"method": "elr"},
     "co-teaching": {"method": "co-teaching"},
     "divide-mix": {"method": "divide-mix"},
+    "evidential-mix": {"method": "evidential-mix"},
     "no correction": {"correct": False},
     "no contrast": {"contrast": False},
     "no trust in classification": {"trust_in_classification": False},

@@ -58,6 +58,17 @@ def test_presets_of_divide_mix():
     assert (web.image_size, web.method_settings.lambda_u) == (448, 0)
 
 
+def test_presets_of_evidential_mix():
+    for pool, out, inside in (("inet", 20, 20), ("places", 60, 20)):
+        name = f"cifar100-{pool}-{out}-{inside}"
+        found = request(f"{name}-evidential-mix", None, {}).settings("default")
+        assert found.corrupt == request(name, None, {}).settings("default").corrupt
+        assert NEEDS[f"{name}-evidential-mix"] == "--pool POOL"
+        assert (found.epochs, found.warmup, found.schedule) == (230, 30, "steps:131:0.1")
+        own = found.method_settings
+        assert (own.classifier_warmup, own.lambda_u, own.as_released) == (10, 25, False)
+
+
 def test_what_presets_need_beside_them():
     assert NEEDS["cifar10n"] == "--corrupt human:FILE"
     assert NEEDS["cifar100-inet-40-20"] == "--pool POOL"

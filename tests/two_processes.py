@@ -70,6 +70,7 @@ METHODS = {
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
     "divide-mix": {"batch_size": 8, "loss_epochs": 2},
+    "evidential-mix": {"batch_size": 8, "epochs": 4, "warmup": 2, "classifier_warmup": 1},
     "toy": {"epochs": 4},
 }
 

@@ -16,6 +16,7 @@ RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
     "divide-mix": {},
+    "evidential-mix": {"classifier_warmup": 1},
 }
 
 
@@ -55,7 +56,12 @@ def divide_mix_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "divide-mix", 3)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run"])
+@pytest.fixture(scope="module")
+def evidential_mix_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "evidential-mix", 4)
+
+
+@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run", "evidential_mix_run"])
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -98,6 +104,7 @@ MORE = {
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
     "divide-mix": {"loss_epochs": 2},
+    "evidential-mix": {"classifier_warmup": 1, "as_released": True},
 }
 
 
@@ -114,6 +121,7 @@ def test_every_method_resumes_bit_for_bit(tmp_path, tiny_source, method):
 def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
     wanted = {
         "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
+        "evidential-mix": {"state.p_N3", "state.clean_N", "state.closed_N"},
         "elr": {"state.target_NC"},
         "co-teaching": {"state.kept", "state.confidence_N"},
     }

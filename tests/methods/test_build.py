@@ -9,6 +9,7 @@ from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.evidential_mix import EvidentialMix
 from pseudoloss.methods.mixup import Mixup
 
 GIVEN = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 3])
@@ -19,6 +20,7 @@ CLASSES = {
     "elr": ELR,
     "co-teaching": CoTeaching,
     "divide-mix": DivideMix,
+    "evidential-mix": EvidentialMix,
 }
 
 

@@ -88,7 +88,7 @@ def scorer_of(method, seed=0, n=N):
     random = torch.Generator().manual_seed(seed)
 
     def logits():
-        return 4 * F.one_hot(TRUE[:n], C) + torch.randn(n, C, generator=random)
+        return 8 * F.one_hot(TRUE[:n], C) + torch.randn(n, C, generator=random)
 
     plain = logits()
     weak = [logits(), logits()]
@@ -110,7 +110,9 @@ def test_every_method_has_settings_and_a_builder():
 def test_the_phases_add_up_to_the_epochs(variant, warmup):
     phases = method_of(variant, warmup=warmup).phases()
     assert sum(phase.epochs for phase in phases) == EPOCHS
-    assert (phases[0].name, phases[0].epochs) == ("warm-up", warmup)
+    assert phases[0].name == "warm-up"
+    of_warmup = [phase.epochs for phase in phases if phase.name.startswith("warm-up")]
+    assert sum(of_warmup) == warmup
     assert len({phase.name for phase in phases}) == len(phases)
 
 
@@ -161,7 +163,7 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
 def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
     """With several streams, the place of an image says which it is from."""
     method = method_of(variant)
-    step, *_ = method.phases()[1].steps
+    step, *_ = method.phases()[-1].steps
     if len(step.streams) > 1:
         return
     batch = make_batch(INDEX, GIVEN, images(), MIXES)
@@ -209,7 +211,7 @@ def test_a_state_is_filled_in_place(variant):
     scorer = scorer_of(method)
     for epoch in (W - 1, W, EPOCHS - 1):
         method.begin_epoch(state, epoch)
-        for step in method.phases()[1].steps:
+        for step in method.phases()[-1].steps:
             step.loss(outputs_for(step.show(VIEWS, batch)), batch, state)
         method.scoring(epoch).run(scorer, state)
     for name, value in tensors_of(state).items():
@@ -222,7 +224,7 @@ def test_views_and_losses_can_be_compiled_whole(variant):
     """Without a break in the graph, with the same result and the same state."""
     method = method_of(variant)
     batch = make_batch(INDEX, GIVEN, images(), MIXES)
-    for step in method.phases()[1].steps:
+    for step in method.phases()[-1].steps:
         show, loss = (
             torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
             for call in (step.show, step.loss)
@@ -324,7 +326,7 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "divide_mix", "elr", "mixup", "split_notices"),
+    *("ce", "co_teaching", "divide_mix", "elr", "evidential_mix", "mixup", "split_notices"),
     *("pls", "pls_metrics", "pls_notices", "pseudo_labels"),
 }
 
@@ -355,7 +357,7 @@ def test_the_engine_knows_no_method_by_name(path):
 
 def test_the_list_of_method_modules_is_complete():
     shared = {"__init__", "base", "building", "detection", "label_scores", "latent", "metrics"}
-    shared |= {"beta_mixture", "mixmatch", "mixture"}
+    shared |= {"beta_mixture", "gaussian_mixture", "mixmatch", "mixture"}
     assert {path.stem for path in (SOURCE / "methods").glob("*.py")} == MODULES | shared
 
 

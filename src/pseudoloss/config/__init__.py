@@ -13,6 +13,8 @@ from pseudoloss.config.methods import (
     DetectionSettings,
     DivideMixSettings,
     ELRSettings,
+    EvidentialMixSettings,
+    MixMatchSettings,
     MixupSettings,
     PLSSettings,
 )
@@ -47,6 +49,8 @@ __all__ = [
     "DetectionSettings",
     "DivideMixSettings",
     "ELRSettings",
+    "EvidentialMixSettings",
+    "MixMatchSettings",
     "MixupSettings",
     "PLSSettings",
     "Settings",

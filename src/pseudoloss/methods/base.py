@@ -136,6 +136,7 @@ class Step:
     trains: tuple[str, ...] = (NET,)  # roles of the networks that are updated
     streams: tuple[Stream, ...] = (Stream(),)
     moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
+    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: that of the phase
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
 
 

@@ -12,18 +12,22 @@ from pseudoloss.config import (
     DetectionSettings,
     DivideMixSettings,
     ELRSettings,
+    EvidentialMixSettings,
+    MixMatchSettings,
     MixupSettings,
     PLSSettings,
     Settings,
 )
 from pseudoloss.errors import InputError
-from pseudoloss.methods import detection, metrics, pls
+from pseudoloss.methods import detection, evidential_mix, metrics, pls
 from pseudoloss.methods.base import Method, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import LossDetector
-from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
+from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.evidential_mix import EvidentialMix
+from pseudoloss.methods.mixmatch import MixMatchOptions
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_metrics import of_pseudo_labels
@@ -76,13 +80,36 @@ def build_divide_mix(settings: Settings, given: Given) -> Method:
     own = cast(DivideMixSettings, settings.method_settings)
     return DivideMix(
         given.detector,
-        MixMatchOptions(own.mixup_alpha, own.temperature, own.lambda_u, own.ramp_epochs),
-        _prior("uniform", given.given_N, given.classes),
+        _mixmatch(own, given),
         settings.epochs,
         settings.warmup_epochs,
         settings.batch_size,
         own.warmup_penalty,
         own.loss_epochs,
+    )
+
+
+def build_evidential_mix(settings: Settings, given: Given) -> Method:
+    own = cast(EvidentialMixSettings, settings.method_settings)
+    return EvidentialMix(
+        given.detector,
+        _mixmatch(own, given),
+        evidential_mix.RELEASED if own.as_released else evidential_mix.PAPER,
+        settings.epochs,
+        settings.warmup_epochs,
+        min(own.classifier_warmup, settings.warmup_epochs),
+        settings.batch_size,
+        settings.lr,
+    )
+
+
+def _mixmatch(own: MixMatchSettings, given: Given) -> MixMatchOptions:
+    return MixMatchOptions(
+        own.mixup_alpha,
+        own.temperature,
+        own.lambda_u,
+        own.ramp_epochs,
+        _prior("uniform", given.given_N, given.classes),
     )
 
 
@@ -99,6 +126,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "elr": build_elr,
     "co-teaching": build_co_teaching,
     "divide-mix": build_divide_mix,
+    "evidential-mix": build_evidential_mix,
 }
 """How each method is built from the settings, by its name."""
 

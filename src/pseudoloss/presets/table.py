@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoloss.config import EMBEDDED, EMBEDDED_NETWORK
-from pseudoloss.presets.rivals import PAPER, RIVALS, WEB
+from pseudoloss.presets.rivals import OUT_AND_IN, PAPER, RIVALS, WEB, out_and_in
 
 _DIGITS: dict[str, Any] = {
     "network": "small-cnn",
@@ -29,7 +29,6 @@ _FINETUNE: dict[str, Any] = {
 NO_HEAD_START: dict[str, Any] = {"head_start": False, "lr": 0.04}  # ... from a new classifier
 _SCRATCH: dict[str, Any] = {"epochs": 100, "batch_size": 128, "lr": 0.05}
 HUMAN = ("cifar10n", "cifar100n")  # presets for labels given by people
-_OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -50,10 +49,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "cifar100-asym40": PAPER | {"corrupt": "asymmetric:0.4"},
     **{
-        f"cifar100-{pool}-{out}-{inside}": PAPER
-        | {"corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"}
+        f"cifar100-{pool}-{out}-{inside}": PAPER | out_and_in(out, inside)
         for pool in ("inet", "places")
-        for out, inside in _OUT_AND_IN
+        for out, inside in OUT_AND_IN
     },
     **RIVALS,
     **dict.fromkeys(HUMAN, PAPER),

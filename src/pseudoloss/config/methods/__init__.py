@@ -5,6 +5,8 @@ from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
+from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 
@@ -15,6 +17,8 @@ __all__ = [
     "DetectionSettings",
     "DivideMixSettings",
     "ELRSettings",
+    "EvidentialMixSettings",
+    "MixMatchSettings",
     "MixupSettings",
     "PLSSettings",
 ]
@@ -26,5 +30,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
+    "evidential-mix": EvidentialMixSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
