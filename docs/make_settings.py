@@ -46,8 +46,10 @@ All methods have these.
 # Titles of the methods; one without an entry is called by its name.
 TITLES = {
     "pls": "Pseudo-Loss Selection",
+    "pls-plus": "PLS with additions",
     "ce": "cross-entropy",
     "mixup": "mixup",
+    "dynamic-bootstrapping": "Dynamic Bootstrapping",
     "elr": "Early-Learning Regularisation",
     "co-teaching": "Co-teaching",
     "divide-mix": "DivideMix",
@@ -95,6 +97,27 @@ WHEN = {
     "trust_in_classification": "Ablation.",
     "trust_in_contrast": "Ablation.",
     "mixup": "Ablation; off if mixed images make no sense.",
+    "strong_loss": "1 to train the classifier on the strong view too.",
+    "strong_loss_ramp": "If the accuracy falls behind the warm-up.",
+    "strong_view": "With `--strong-loss`: trivial or rand, which leave more of the image.",
+    "strong_cutout": "0.5 with trivial or rand.",
+    "cutmix": "0.5 for half of the batches.",
+    "first_epoch_trust": "Off if the accuracy falls behind the warm-up.",
+    "debias": "1 if some classes are predicted too often.",
+    "debias_momentum": "Rarely.",
+    "ema_pseudo_labels": "To try; with `--pseudo-label-mode eval`.",
+    "ema_scoring": "To try.",
+    "ema_prediction": "To try; training stays the same.",
+    "ema_decay": "0.999; 0.99 for runs of a few thousand steps.",
+    "loss_momentum": "0.8 if the share of flagged labels changes from epoch to epoch.",
+    "warmup_trend": "If right labels are flagged.",
+    "mode_gate": "If there may be no wrong labels; `metrics.jsonl` has the d′ of every epoch.",
+    "selection": "neighbours with very many wrong labels.",
+    "neighbours": "Fewer in small datasets: at most the images of a class.",
+    "neighbour_share": "Lower to flag fewer labels.",
+    "relabel": "0.8 or 0.9 with `--selection neighbours`.",
+    "bootstrapping": "soft-to-hard where hard makes the network predict few classes; slower.",
+    "guided_epochs": "Rarely.",
     "elr_lambda": "Tune it for your dataset.",
     "elr_beta": "Tune it for your dataset.",
     "forget_rate": "Set it to the noise rate, or an estimate of it.",
@@ -163,7 +186,7 @@ def page() -> str:
     lines = [HEAD, SHARED, *_groups(next(iter(METHOD_SETTINGS)), shared)]
     for method, names in described.items():
         lines.append(_title(method))
-        own = names.keys() - shared
+        own = (names.keys() - shared) | _other_defaults(method, shared)
         lines += _groups(method, own) if own else ["No settings of its own.\n"]
     options = [
         action
@@ -184,6 +207,12 @@ def page() -> str:
 def _title(method: str) -> str:
     title = TITLES.get(method, method)
     return f"## `--method {method}`" + ("\n" if title == method else f": {title}\n")
+
+
+def _other_defaults(method: str, shared: Iterable[str]) -> set[str]:
+    """The shared settings whose default a method changes."""
+    usual, own = (as_json(Settings(method=name)) for name in (next(iter(METHOD_SETTINGS)), method))
+    return {name for name in shared if name != "method" and own[name] != usual[name]}
 
 
 def _groups(method: str, names: Iterable[str]) -> list[str]:

@@ -69,6 +69,20 @@ def test_presets_of_evidential_mix():
         assert (own.classifier_warmup, own.lambda_u, own.as_released) == (10, 25, False)
 
 
+def test_presets_of_dynamic_bootstrapping():
+    """Each row has the variant that made its number, or is better at its noise rate."""
+    variants = {"id0": "s", "id20": "s", "id50": "s", "id80": "h"}
+    variants |= {"inet-20-20": "s", "inet-40-20": "s", "inet-60-20": "h", "places-40-40": "h"}
+    for row, variant in variants.items():
+        base = request(f"cifar100-{row}", None, {}).settings("default")
+        own = request(f"cifar100-{row}-dynamic-bootstrapping", None, {}).settings("default")
+        assert own.method_settings.bootstrapping[0] == variant
+        assert (own.epochs, own.warmup, own.batch_size) == (300, 105, 128)
+        assert (own.lr, own.schedule, own.weight_decay) == (0.1, "steps:100,250:0.1", 1e-4)
+        assert own.corrupt == (None if row == "id0" else base.corrupt)
+    assert NEEDS["cifar100-inet-40-20-dynamic-bootstrapping"] == "--pool POOL"
+
+
 def test_what_presets_need_beside_them():
     assert NEEDS["cifar10n"] == "--corrupt human:FILE"
     assert NEEDS["cifar100-inet-40-20"] == "--pool POOL"
@@ -276,7 +290,7 @@ def test_unknown_names_in_the_config_of_a_run_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"config.json: epoch: no such setting; did you mean"):
         request(None, path, {})
     path.write_text('{"source": "digits", "settings": {"method": "divide", "epochs": 3}}')
-    with pytest.raises(InputError, match=r"^--method divide: must be one of pls, ce"):
+    with pytest.raises(InputError, match=r"^--method divide: must be one of pls, pls-plus, ce"):
         request(None, path, {})
 
 

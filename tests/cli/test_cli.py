@@ -439,7 +439,7 @@ def test_settings_of_another_method_are_explained(tmp_path, monkeypatch, capsys)
     """They are parsed all the same: a config file may choose the method."""
     monkeypatch.chdir(tmp_path)
     arguments = ["train", "digits", "--out", "RUN", "--gamma", "1.5"]
-    message = "gamma: a setting of --method pls, not of ce"
+    message = "gamma: a setting of --method pls and pls-plus, not of ce"
     assert_refused([*arguments, "--method", "ce"], message, capsys, tmp_path)
     assert train_parser(None, "ce").parse(["x", "--gamma", "1.5"]).gamma == 1.5
 

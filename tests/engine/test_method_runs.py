@@ -6,7 +6,14 @@ import torch
 import torch.nn.functional as F
 
 import pseudoloss as pl
-from conftest import TINY, assert_same_run, make_images, save_images, train_epoch_by_epoch
+from conftest import (
+    TINY,
+    assert_same_run,
+    make_images,
+    metrics_of,
+    save_images,
+    train_epoch_by_epoch,
+)
 from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.files import from_safetensors
 from pseudoloss.inference.ensemble import Ensemble
@@ -16,6 +23,7 @@ RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
     "divide-mix": {},
+    "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
     "evidential-mix": {"classifier_warmup": 1},
 }
 
@@ -57,11 +65,21 @@ def divide_mix_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def bootstrapping_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "dynamic-bootstrapping", 8)
+
+
+@pytest.fixture(scope="module")
 def evidential_mix_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "evidential-mix", 4)
 
 
-@pytest.fixture(params=["elr_run", "co_teaching_run", "divide_mix_run", "evidential_mix_run"])
+@pytest.fixture(
+    params=[
+        *("elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
+        "evidential_mix_run",
+    ]
+)
 def on_digits(request):
     return request.getfixturevalue(request.param)
 
@@ -101,10 +119,39 @@ def test_a_finished_run_of_a_rival_can_be_loaded(on_digits):
 
 MORE = {
     "pls": {"initial_trust": True, "contrast_mix": "separate"},
+    "pls-plus": {
+        "noise_metric": "loss",
+        "strong_loss": 1.0,
+        "strong_loss_ramp": 2,
+        "strong_view": "trivial",
+        "strong_cutout": 0.5,
+        "mixup_alpha": 4.0,
+        "cutmix": 0.5,
+        "first_epoch_trust": False,
+        "debias": 1.0,
+        "debias_momentum": 0.9,
+        "ema_pseudo_labels": True,
+        "ema_scoring": True,
+        "ema_decay": 0.9,
+        "loss_momentum": 0.8,
+        "warmup_trend": True,
+        "mode_gate": 0.1,
+    },
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
     "divide-mix": {"loss_epochs": 2},
     "evidential-mix": {"classifier_warmup": 1, "as_released": True},
+    "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
+}
+VOTE = {
+    "method": "pls-plus",
+    "selection": "neighbours",
+    "neighbours": 9,
+    "relabel": 0.5,
+    "ema_prediction": True,
+    "ema_decay": 0.9,
+    "strong_loss": 1.0,
+    "strong_view": "rand",
 }
 
 
@@ -118,11 +165,63 @@ def test_every_method_resumes_bit_for_bit(tmp_path, tiny_source, method):
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_a_vote_of_neighbours_resumes_bit_for_bit(tmp_path, tiny_source):
+    settings = TINY | VOTE | {"corrupt": "symmetric-exact:0.25", "device": "cpu"}
+    pl.train(tiny_source, tmp_path / "whole", quiet=True, **settings)
+    assert train_epoch_by_epoch(tiny_source, tmp_path / "stopped", **settings) == 3
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_pls_plus_without_switches_is_pls(tmp_path, tiny_source):
+    """Bit for bit: weights, label table, metrics, and all that PLS itself keeps."""
+    settings = TINY | {"epochs": 4, "warmup": 2, "corrupt": "symmetric-exact:0.25", "device": "cpu"}
+    runs = {
+        method: pl.train(tiny_source, tmp_path / method, method=method, quiet=True, **settings)
+        for method in ("pls", "pls-plus")
+    }
+    pls, plus = (run.path for run in runs.values())
+    for name in ("model.safetensors", "best.safetensors"):
+        ours, theirs = (from_safetensors(path / name)[0] for path in (plus, pls))
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
+    assert (pls / "labels.csv").read_bytes() == (plus / "labels.csv").read_bytes()
+    lines = metrics_of(plus)
+    assert lines[1].pop("method").keys() == {"separation", "right_on_wrong"}
+    assert [{k: v for k, v in line.items() if k != "method"} for line in lines] == metrics_of(pls)
+    kept = "checkpoint/last.safetensors"
+    ours, theirs = (from_safetensors(path / kept)[0] for path in (plus, pls))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_averaged_weights_follow_and_both_accuracies_are_measured(tmp_path, tiny_source):
+    """Predicting with averaged weights changes nothing about training."""
+    settings = TINY | {"method": "pls-plus", "ema_decay": 0.9, "device": "cpu", "quiet": True}
+    runs = {}
+    for on in ("ema_scoring", "ema_prediction"):
+        runs[on] = pl.train(tiny_source, tmp_path / on, **settings, **{on: True})
+    plain = pl.train(tiny_source, tmp_path / "plain", **(settings | {"ema_decay": 0.0}))
+    predicted = metrics_of(runs["ema_prediction"].path)
+    accuracies = [line["accuracy"] for line in metrics_of(plain.path)]
+    assert [line["other_accuracies"] for line in predicted] == [{"net": a} for a in accuracies]
+    assert all(
+        line["other_accuracies"].keys() == {"ema"} for line in metrics_of(tmp_path / "ema_scoring")
+    )
+    tensors = {
+        name: from_safetensors(tmp_path / name / "checkpoint/last.safetensors")[0]
+        for name in ("plain", "ema_prediction", "ema_scoring")
+    }
+    name = "networks.net.classifier.weight"
+    assert torch.equal(tensors["plain"][name], tensors["ema_prediction"][name])
+    assert not torch.equal(tensors["plain"][name], tensors["ema_scoring"][name])
+    averaged = tensors["ema_prediction"]["networks.ema.classifier.weight"]
+    assert not torch.equal(averaged, tensors["ema_prediction"][name])
+
+
 def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
     wanted = {
         "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
         "evidential-mix": {"state.p_N3", "state.clean_N", "state.closed_N"},
         "elr": {"state.target_NC"},
+        "dynamic-bootstrapping": {"state.high_T", "state.temperature", "state.unfitted"},
         "co-teaching": {"state.kept", "state.confidence_N"},
     }
     for method, names in wanted.items():

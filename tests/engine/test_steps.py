@@ -1,6 +1,7 @@
 """One update of the networks."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -131,3 +132,46 @@ def test_a_step_in_parts_is_the_same_update():
 def test_every_method_trains_in_parts(tiny_source, tiny_settings, method):
     settings = tiny_settings | {"method": method, "accumulate": 2, "epochs": 2}
     assert pl.train(tiny_source, quiet=True, **settings).finished
+
+
+def test_later_views_depend_on_outputs_and_the_loss_gets_those_of_both():
+    """The loss of one step, and its update, are those of a forward pass by hand."""
+    trainer = make_trainer(method="ce")
+    other = copy.deepcopy(trainer.networks["net"])
+    phase, seen = trainer.phases[0], []
+
+    def show(views, batch):
+        return {"net": ViewBatch([views.plain(batch.images_BCHW)], [])}
+
+    def scaled(view, logits_BC):
+        return view * logits_BC.softmax(1).amax(1)[:, None, None, None]
+
+    def show_next(views, batch, outputs, state):
+        ((logits_BC, _),) = outputs["net"].no_grad
+        return {"net": ViewBatch([], [scaled(views.plain(batch.images_BCHW), logits_BC)])}
+
+    def loss(outputs, batch, state):
+        ((first_BC, _),), ((logits_BC, _),) = outputs["net"].no_grad, outputs["net"].with_grad
+        seen.append((batch.images_BCHW.clone(), batch.given_B.clone(), first_BC, logits_BC))
+        return torch.nn.functional.cross_entropy(logits_BC, batch.given_B)
+
+    step = dataclasses.replace(phase.steps[0], show=show, show_next=show_next, loss=loss)
+    prepared = trainer._make_prepared(step, phase)
+    next(iter(trainer.run_steps(prepared, torch.Generator().manual_seed(0), 1)))
+    ((images_BCHW, given_B, first_BC, logits_BC),) = seen
+    view = trainer.views.plain(images_BCHW)
+    with torch.no_grad():
+        wanted_BC = other(view)[0]
+    torch.testing.assert_close(first_BC, wanted_BC)
+    again_BC = other(scaled(view, wanted_BC))[0]
+    torch.testing.assert_close(logits_BC, again_BC)
+    loss = torch.nn.functional.cross_entropy(again_BC, given_B)
+    assert trainer.tally.loss_sum.item() == pytest.approx(loss.item())
+    loss.backward()
+    settings, lr = trainer.settings, float(trainer.lr)
+    for new, old in zip(trainer.networks["net"].parameters(), other.parameters(), strict=True):
+        if old.grad is not None:
+            moved = old - lr * (old.grad + settings.weight_decay * old)
+            torch.testing.assert_close(new, moved)
+    for new, old in zip(norms_of(trainer.networks["net"]), norms_of(other), strict=True):
+        torch.testing.assert_close(new, old)

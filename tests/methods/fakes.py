@@ -47,7 +47,7 @@ class FakeScorer:
             rows = slice(start, min(start + self.chunk, N))
             yield rows, [view_NC[rows] for view_NC in views]
 
-    def projections(self):
+    def projections(self, *, role=None):
         assert self.projections_ND is not None
         return self.projections_ND
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import pseudoloss
 from pseudoloss.config import METHOD_SETTINGS, Settings
 from pseudoloss.methods import BUILDERS, build
-from pseudoloss.methods.base import Mix, Outputs, tensors_of
+from pseudoloss.methods.base import Mix, Outputs, joined, tensors_of
 from pseudoloss.nn.views import Views
 
 N, B, C, D = 60, 6, 4, 5
@@ -26,6 +26,7 @@ TRUE = torch.where(WRONG, (GIVEN + 1) % C, GIVEN)
 INDEX = torch.tensor([4, 1, 10, 7, 18, 3])
 OTHERS = torch.tensor([1, 2, 0, 4, 5, 3])
 MIXES = ((SWAP, 0.7), (OTHERS, 0.4))
+DRAWS = 40  # enough for every step
 VIEWS = Views(torch.full((3,), 0.5), torch.full((3,), 0.25), (8, 8), 1, True)
 
 # PLS with every departure from the defaults that changes a step.
@@ -38,7 +39,38 @@ PAPER = {
     "contrast_mix": "separate",
     "balance": 0,
 }
+# PLS-plus with every switch; the two ways to select have a variant each.
+PLUS = {
+    "method": "pls-plus",
+    "strong_loss": 1.0,
+    "strong_loss_ramp": 4,
+    "strong_view": "trivial",
+    "strong_cutout": 0.5,
+    "mixup_alpha": 4.0,
+    "cutmix": 0.5,
+    "first_epoch_trust": False,
+    "debias": 1.0,
+    "ema_decay": 0.9,
+    "ema_pseudo_labels": True,
+    "ema_scoring": True,
+    "loss_momentum": 0.8,
+    "warmup_trend": True,
+    "mode_gate": 0.5,
+}
+VOTE = {
+    "method": "pls-plus",
+    "strong_loss": 1.0,
+    "strong_view": "rand",
+    "ema_decay": 0.9,
+    "ema_prediction": True,
+    "selection": "neighbours",
+    "neighbours": 10,
+    "neighbour_share": 0.7,
+    "relabel": 0.8,
+}
 VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
+VARIANTS |= {"pls-plus, all": PLUS, "pls-plus, vote": VOTE}
+VARIANTS["soft-to-hard"] = {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"}
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -83,6 +115,20 @@ def outputs_for(shown, seed=0):
     }
 
 
+def steps_of(method):
+    """Every step of a run, once."""
+    return list(dict.fromkeys(step for phase in method.phases() for step in phase.steps))
+
+
+def outputs_of_step(step, batch, state, seed=0, views=VIEWS):
+    """Random outputs for all views of a step, also for those that depend on outputs."""
+    outputs = outputs_for(step.show(views, batch), seed)
+    if step.show_next is None:
+        return outputs
+    shown = step.show_next(views, batch, outputs, state)
+    return joined(outputs, outputs_for(shown, seed + 1))
+
+
 def scorer_of(method, seed=0, n=N):
     """Networks that predict the true labels, mostly."""
     random = torch.Generator().manual_seed(seed)
@@ -92,7 +138,8 @@ def scorer_of(method, seed=0, n=N):
 
     plain = logits()
     weak = [logits(), logits()]
-    roles = {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)}
+    roles = dict.fromkeys(method.ema, plain)
+    roles |= {role: plain if i == 0 else logits() for i, role in enumerate(method.networks)}
     if len(method.predicts) > 1:
         plain = torch.stack([roles[role] for role in method.predicts]).mean(0)
     return FakeScorer(GIVEN[:n], plain, weak, roles, F.normalize(plain), predicts=method.predicts)
@@ -134,7 +181,7 @@ def test_roles_are_those_of_networks_that_exist(variant):
     for phase in method.phases():
         for step in phase.steps:
             assert set(step.trains) <= set(method.networks)
-            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES))
+            shown = step.show(VIEWS, make_batch(INDEX, GIVEN, images(), MIXES, DRAWS))
             assert set(step.trains) <= shown.keys() <= every
 
 
@@ -146,9 +193,10 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
     method = method_of(variant)
     for phase in method.phases():
         for step in phase.steps:
-            batch = make_batch(INDEX, GIVEN, images(), MIXES)
-            outputs = outputs_for(step.show(VIEWS, batch))
-            loss = step.loss(outputs, batch, state_of(method))
+            batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
+            state = state_of(method)
+            outputs = outputs_of_step(step, batch, state)
+            loss = step.loss(outputs, batch, state)
             assert loss.shape == ()
             assert loss.isfinite()
             loss.backward()
@@ -163,11 +211,11 @@ def test_the_loss_is_a_finite_number_with_gradients_for_every_trained_network(va
 def test_permuting_the_batch_keeps_the_loss_and_the_state(variant, order, seed):
     """With several streams, the place of an image says which it is from."""
     method = method_of(variant)
-    step, *_ = method.phases()[-1].steps
+    step = steps_of(method)[-1]
     if len(step.streams) > 1:
         return
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
-    outputs = outputs_for(step.show(VIEWS, batch), seed)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
+    outputs = outputs_of_step(step, batch, state_of(method), seed)
     place = order.argsort()
     moved_batch = batch._replace(
         index_B=batch.index_B[order],
@@ -194,7 +242,7 @@ def test_a_step_draws_no_random_numbers(variant):
             mixes = MIXES[: len(step.lambdas)]
             batch = make_batch(INDEX, GIVEN, images(), mixes, draws=step.draws)
             before = torch.get_rng_state()
-            outputs = outputs_for(step.show(VIEWS, batch))
+            outputs = outputs_of_step(step, batch, state_of(method))
             first, second = (step.loss(outputs, batch, state_of(method)) for _ in range(2))
             assert torch.equal(first, second)
             assert torch.equal(torch.get_rng_state(), before)
@@ -207,12 +255,12 @@ def test_a_state_is_filled_in_place(variant):
     state = state_of(method)
     places = {name: value.data_ptr() for name, value in tensors_of(state).items()}
     kinds = {name: (value.dtype, value.shape) for name, value in tensors_of(state).items()}
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
     scorer = scorer_of(method)
     for epoch in (W - 1, W, EPOCHS - 1):
         method.begin_epoch(state, epoch)
-        for step in method.phases()[-1].steps:
-            step.loss(outputs_for(step.show(VIEWS, batch)), batch, state)
+        for step in steps_of(method):
+            step.loss(outputs_of_step(step, batch, state), batch, state)
         method.scoring(epoch).run(scorer, state)
     for name, value in tensors_of(state).items():
         assert value.data_ptr() == places[name], name
@@ -223,18 +271,21 @@ def test_a_state_is_filled_in_place(variant):
 def test_views_and_losses_can_be_compiled_whole(variant):
     """Without a break in the graph, with the same result and the same state."""
     method = method_of(variant)
-    batch = make_batch(INDEX, GIVEN, images(), MIXES)
-    for step in method.phases()[-1].steps:
-        show, loss = (
-            torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
-            for call in (step.show, step.loss)
+    batch = make_batch(INDEX, GIVEN, images(), MIXES, DRAWS)
+    for step in dict.fromkeys(method.phases()[-1].steps):
+        show, show_next, loss = (
+            call and torch.compile(call, dynamic=False, fullgraph=True, backend="aot_eager")
+            for call in (step.show, step.show_next, step.loss)
         )
-        plain = step.show(VIEWS, batch)
-        for role, shown in show(VIEWS, batch).items():
-            for compiled_views, plain_views in zip(shown, plain[role], strict=True):
-                torch.testing.assert_close(compiled_views, plain_views)
         state, compiled_state = state_of(method), state_of(method)
-        outputs = outputs_for(plain)
+        shown = [(show(VIEWS, batch), step.show(VIEWS, batch))]
+        if step.show_next is not None:
+            seen = (VIEWS, batch, outputs_for(shown[0][1]), state)
+            shown.append((show_next(*seen), step.show_next(*seen)))
+        for compiled_views, plain_views in shown:
+            for role, views in compiled_views.items():
+                torch.testing.assert_close(tuple(views), tuple(plain_views[role]))
+        outputs = outputs_of_step(step, batch, state)
         wanted = step.loss(outputs, batch, state)
         torch.testing.assert_close(loss(outputs, batch, compiled_state), wanted)
         for name, value in tensors_of(state).items():
@@ -249,27 +300,39 @@ def test_nothing_is_read_back_from_a_gpu(variant):
         def on_gpu(*shape, dtype=torch.float32):
             return torch.empty(shape, dtype=dtype, device="cuda")
 
-        given_N = on_gpu(N, dtype=torch.long)
-        values = {"epochs": EPOCHS, "warmup": W} | VARIANTS[variant]
-        method = build(Settings(**values), given_N, C, False)
-        state = method.start(given_N, C)
-        views = Views(on_gpu(3), on_gpu(3), (8, 8), 1, True)
-        for step in [step for phase in method.phases() for step in phase.steps]:
-            batch = make_batch(on_gpu(B, dtype=torch.long), given_N)._replace(
-                images_BCHW=on_gpu(B, 3, 8, 8, dtype=torch.uint8),
-                mixes=tuple(Mix(on_gpu(B, dtype=torch.long), on_gpu()) for _ in MIXES),
-                draws_BK=on_gpu(B, step.draws),
-            )
-            shown = step.show(views, batch)
-            outputs = {
+        def on_gpu_outputs(shown):
+            return {
                 role: Outputs(
                     *([(on_gpu(len(v), C), on_gpu(len(v), D)) for v in part] for part in found)
                 )
                 for role, found in shown.items()
             }
+
+        given_N = on_gpu(N, dtype=torch.long)
+        values = {"epochs": EPOCHS, "warmup": W} | VARIANTS[variant]
+        method = build(Settings(**values), given_N, C, False)
+        state = method.start(given_N, C)
+        views = Views(on_gpu(3), on_gpu(3), (8, 8), 1, True)
+        for step in steps_of(method):
+            batch = make_batch(on_gpu(B, dtype=torch.long), given_N)._replace(
+                images_BCHW=on_gpu(B, 3, 8, 8, dtype=torch.uint8),
+                mixes=tuple(Mix(on_gpu(B, dtype=torch.long), on_gpu()) for _ in MIXES),
+                draws_BK=on_gpu(B, step.draws),
+            )
+            outputs = on_gpu_outputs(step.show(views, batch))
+            if step.show_next is not None:
+                shown = step.show_next(views, batch, outputs, state)
+                outputs = joined(outputs, on_gpu_outputs(shown))
             assert step.loss(outputs, batch, state).shape == ()
-        roles = {role: on_gpu(N, C) for role in method.networks}
-        scorer = FakeScorer(given_N, on_gpu(N, C), roles=roles, predicts=method.predicts)
+        roles = {role: on_gpu(N, C) for role in (*method.networks, *method.ema)}
+        scorer = FakeScorer(
+            given_N,
+            on_gpu(N, C),
+            weak=[on_gpu(N, C)],
+            roles=roles,
+            projections_ND=on_gpu(N, D),
+            predicts=method.predicts,
+        )
         for epoch in (W - 1, W):
             assert method.scoring(epoch).fixed_shapes
             method.scoring(epoch).run(scorer, state)
@@ -283,7 +346,7 @@ def test_wrong_labels_are_flagged_after_scoring(variant):
     method = method_of(variant)
     state, scorer = method.start(GIVEN, C), scorer_of(method)
     scoring = method.scoring(EPOCHS - 1)
-    assert scoring.weak_views == 0
+    assert scoring.weak_views <= len(scorer.weak)
     scoring.run(scorer, state)
     verdict = method.verdict(state, EPOCHS - 1)
     assert verdict.noisy_N[WRONG].float().mean() > 0.8
@@ -326,8 +389,8 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "divide_mix", "elr", "evidential_mix", "mixup", "split_notices"),
-    *("pls", "pls_metrics", "pls_notices", "pseudo_labels"),
+    *("ce", "co_teaching", "divide_mix", "dynamic_bootstrapping", "elr", "evidential_mix"),
+    *("mixup", "pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "split_notices"),
 }
 
 

@@ -31,6 +31,41 @@ FORMS |= {
     "evidential-mix, all": {"method": "evidential-mix", "lambda_u": 1000.0, "temperature": 0.05}
 }
 FORMS |= {"co-teaching, all": {"method": "co-teaching", "forget_rate": 0.99, "forget_epochs": 1}}
+FORMS |= {
+    "soft-to-hard": {
+        "method": "dynamic-bootstrapping",
+        "bootstrapping": "soft-to-hard",
+        "balance": 1000.0,
+        "guided_epochs": 1,
+    }
+}
+
+FORMS |= {
+    "pls-plus, all": {
+        "method": "pls-plus",
+        "strong_loss": 1000.0,
+        "strong_view": "trivial",
+        "strong_cutout": 0.9,
+        "mixup_alpha": 4.0,
+        "cutmix": 0.5,
+        "first_epoch_trust": False,
+        "debias": 1.0,
+        "debias_momentum": 0.0,
+        "gamma": 100.0,
+        "ema_decay": 0.9,
+        "ema_pseudo_labels": True,
+    },
+    "pls-plus, max": {
+        "method": "pls-plus",
+        "pseudo_label_norm": "max",
+        "strong_loss": 1.0,
+        "strong_loss_ramp": 2,
+        "strong_view": "rand",
+        "debias": 0.5,
+        "contrast": False,
+        "gamma": 0.01,
+    },
+}
 
 LOGITS = {
     "zero": lambda B: torch.zeros(B, C),
@@ -39,6 +74,7 @@ LOGITS = {
     "one at 1e4": lambda B: torch.eye(C)[torch.arange(B) % C] * 1e4,
     "all at -1e4": lambda B: torch.full((B, C), -1e4),
 }
+DTYPES = [torch.float32, torch.bfloat16]
 PROJECTIONS = {"zero": 0.0, "random": 1.0, "large": 1e4}
 LABELS = {
     "all clean": (False, 1.0),
@@ -74,12 +110,26 @@ def batch_of(B, given_N, step, lam):
     return Batch(index_B, images_BCHW, given_N[index_B], found, torch.rand(B, step.draws))
 
 
-def views_of(step, given_N):
-    """The views of each kind that each network sees: how many rows per image of a stream."""
-    shown = step.show(VIEWS, batch_of(2, given_N, step, 0.7))
+def views_of(step, given_N, state):
+    """The views of each kind that each network sees: how many rows per image of a stream. Views
+    that depend on outputs are finite, whatever these are."""
+    batch = batch_of(2, given_N, step, 0.7)
+
+    def rows(shown):
+        return {
+            role: tuple([len(view) // 2 for view in kind] for kind in views)
+            for role, views in shown.items()
+        }
+
+    counts = rows(step.show(VIEWS, batch))
+    if step.show_next is None:
+        return counts
+    for logits, dtype in product(LOGITS, DTYPES):
+        shown = step.show_next(VIEWS, batch, outputs_of(counts, 2, logits, 1.0, dtype), state)
+        assert all(view.isfinite().all() for found in shown.values() for view in found.with_grad)
+    more = rows(shown)
     return {
-        role: tuple([len(view) // 2 for view in kind] for kind in views)
-        for role, views in shown.items()
+        role: tuple(a + b for a, b in zip(counts[role], more[role], strict=True)) for role in more
     }
 
 
@@ -97,7 +147,7 @@ def outputs_of(counts, images, logits, scale, dtype):
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_losses_and_gradients_are_finite(form, dtype):
     """Extreme logits, one class in a batch, all, no or half of the labels noisy, every or no label
@@ -108,7 +158,7 @@ def test_losses_and_gradients_are_finite(form, dtype):
         given_N = given_labels(one_class)
         method = build(settings, given_N, C, False)
         for step in dict.fromkeys(step for phase in method.phases() for step in phase.steps):
-            counts = views_of(step, given_N)
+            counts = views_of(step, given_N, method.start(given_N, C))
             # 3 and 5 have no common divisor: all logits meet all projections.
             scales = cycle(PROJECTIONS.values())
             for (labels, logits), scale in zip(product(LABELS, LOGITS), scales, strict=False):

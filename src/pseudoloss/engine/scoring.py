@@ -70,5 +70,6 @@ class ImageScorer:
                 self.history.store(rows, torch.stack(found).mean(0))
             yield rows, found
 
-    def projections(self) -> Tensor:
-        return project(self.predictor, self.views, self.images)
+    def projections(self, *, role: str | None = None) -> Tensor:
+        network = self.predictor if role is None else self.networks[role]
+        return project(network, self.views, self.images)

@@ -11,8 +11,8 @@ from pseudoloss import distributed
 from pseudoloss.engine.building import follow
 from pseudoloss.engine.capture import Call, capture, compiled, first_try
 from pseudoloss.engine.feed import Feed
-from pseudoloss.engine.shares import gather_outputs, show_share
-from pseudoloss.methods.base import Batch, Ema, Outputs, Step, ViewBatch
+from pseudoloss.engine.shares import gather_outputs, show_next_share, show_share
+from pseudoloss.methods.base import Batch, Ema, Outputs, Step, ViewBatch, joined
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
 
@@ -78,7 +78,13 @@ def make_step(
     found_inf = tally.bad.view(())  # the shape that torch's optimisers expect
     can_skip = tally.bad.device.type != "mps"  # torch has no fused SGD there
 
-    def run(show: Any, loss_of: Any) -> None:
+    def outputs_of(shown: dict[str, ViewBatch]) -> dict[str, Outputs]:
+        outputs = {role: forward(networks[role], seen) for role, seen in shown.items()}
+        if several:
+            outputs = {role: gather_outputs(found) for role, found in outputs.items()}
+        return outputs
+
+    def run(show: Any, show_next: Any, loss_of: Any) -> None:
         before = torch.cat(moving) if moving else None
         at_rest = torch.cat(resting) if resting else None
         for optimiser in trained:
@@ -87,9 +93,14 @@ def make_step(
         for part in range(feed.parts):
             batch = feed.batch(part)
             shown = show_share(step, show, views, batch) if several else show(views, batch)
-            outputs = {role: forward(networks[role], seen) for role, seen in shown.items()}
-            if several:
-                outputs = {role: gather_outputs(found) for role, found in outputs.items()}
+            outputs = outputs_of(shown)
+            if show_next is not None:
+                seen = (batch, outputs, state)
+                if several:
+                    shown = show_next_share(step, show_next, views, *seen)
+                else:
+                    shown = show_next(views, *seen)
+                outputs = joined(outputs, outputs_of(shown))
             loss = loss_of(outputs, batch, state) / feed.parts
             loss.backward()
             losses.append(loss.detach())
@@ -127,9 +138,10 @@ def make_step(
         use_plain_ops()
         notice(f"the step could not be compiled and runs slower ({reason})")
 
-    call: Call[None] = partial(run, step.show, loss_of_finite)
+    call: Call[None] = partial(run, step.show, step.show_next, loss_of_finite)
     if accelerate in ("auto", "full"):
-        fast = partial(run, compiled(step.show), compiled(loss_of_finite))
+        show_next = None if step.show_next is None else compiled(step.show_next)
+        fast = partial(run, compiled(step.show), show_next, compiled(loss_of_finite))
         call = first_try(fast, call, failed_to_compile)
     if accelerate == "off":
         return call

@@ -129,7 +129,10 @@ class Trainer:
         self._storing: set[Scoring] = set()  # scorings that store predictions in the history
         self._weak_draws = {0: torch.zeros(len(self.images), 0, device=self.device)}  # by views
         self._weak_draws_NK = self._weak_draws[0]
-        self._validation = self._make_validation()
+        self._validation = self._make_validation(self.model.network, self.held_out_history)
+        self._other_validations = {
+            role: self._make_validation(self.networks[role]) for role in self.method.validated
+        }
 
     # ------------------------------------------------------------------------------- training
 
@@ -341,6 +344,16 @@ class Trainer:
         self.accuracy = None if test is None else 100 * int(self._validation()) / len(test)
         return self.accuracy
 
+    def other_accuracies(self) -> dict[str, float]:
+        """Accuracy of the other networks that the method wants to be validated, by role."""
+        test = self.data.test
+        if test is None:
+            return {}
+        return {
+            role: 100 * int(validation()) / len(test)
+            for role, validation in self._other_validations.items()
+        }
+
     def knn_accuracy(self) -> float | None:
         """Accuracy of a k-nearest-neighbour vote on the test images, if there are any (row 24)."""
         if self.test_images is None or self.data.test is None:
@@ -381,8 +394,8 @@ class Trainer:
         plain = self.images.streamed or not scoring.fixed_shapes
         return run if plain else self._captured(run, "scoring of all images")
 
-    def _make_validation(self) -> Call[Tensor]:
-        """Counts the test images that are classified as labelled."""
+    def _make_validation(self, network: Any, history: History | None = None) -> Call[Tensor]:
+        """Counts the test images that a network classifies as labelled."""
         test, images = self.data.test, self.test_images
         if test is None or images is None:
             return lambda: torch.tensor(0)
@@ -390,10 +403,10 @@ class Trainer:
 
         def validation() -> Tensor:
             predicted = []
-            for rows, logits_BC in with_rows(predict(self.model.network, self.views, images)):
+            for rows, logits_BC in with_rows(predict(network, self.views, images)):
                 predicted.append(logits_BC.argmax(1))
-                if self.held_out_history:
-                    self.held_out_history.store(rows, logits_BC)
+                if history:
+                    history.store(rows, logits_BC)
             return (torch.cat(predicted) == given_M).sum()
 
         return validation if images.streamed else self._captured(validation, "validation")

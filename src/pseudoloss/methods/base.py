@@ -66,6 +66,17 @@ class Outputs(NamedTuple):
     in_eval: Sequence[tuple[Tensor, Tensor]] = ()
 
 
+def joined(first: Mapping[str, Outputs], more: Mapping[str, Outputs]) -> dict[str, Outputs]:
+    """The outputs of two rounds of views, by role."""
+    none = Outputs([], [])
+    return {
+        role: Outputs(
+            *([*a, *b] for a, b in zip(first.get(role, none), more.get(role, none), strict=True))
+        )
+        for role in {**first, **more}
+    }
+
+
 # ------------------------------------------------------------------------- what a method declares
 
 
@@ -125,6 +136,10 @@ class Step:
     write to the state, in place. A batch holds the images of all streams, one stream after the
     other; the first stream decides how many steps an epoch has, the others repeat as needed.
 
+    If views depend on what the networks make of others, `show_next` returns them: it is called with
+    the outputs of the views of `show`, which then must all be without gradients, and `loss` gets
+    the outputs of both.
+
     The running statistics of norms follow the views that a network sees in training mode if the
     step trains that network or names it in `moves_norms`; those of all other networks stay.
     """
@@ -138,6 +153,7 @@ class Step:
     moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
     lr: Callable[[int], float] | None = None  # by epoch of the phase; None: that of the phase
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
+    show_next: Callable[[Views, Batch, dict[str, Outputs], Any], dict[str, ViewBatch]] | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +196,7 @@ class Scorer(Protocol):
         """Logits of the plain view, of each network that predicts, for one chunk of images after
         another: one pass where `logits` needs another one for their mean."""
 
-    def projections(self) -> Tensor:
+    def projections(self, *, role: str | None = None) -> Tensor:
         """All images in the contrastive space, L2-normalised: (N,D)."""
 
 
@@ -289,6 +305,8 @@ class Method:
     """Networks that follow others, by role."""
     predicts: tuple[str, ...] = (NET,)
     """Which networks predict: one, or the mean of the logits of several."""
+    validated: tuple[str, ...] = ()
+    """Other networks whose accuracy is measured after every epoch, too."""
     compared: tuple[str, ...] = ("metrics",)
     """Keys of what `compare` may return."""
 
@@ -333,6 +351,10 @@ class Method:
     def verdict(self, state: Any, epoch: int) -> Verdict:
         """What is known about every label after this epoch."""
         return Verdict(state.noisy_N, state.p_noisy_N, state.loss_N, state.predicted_N)
+
+    def own_metrics(self, state: Any, given_N: Tensor, true_N: Tensor | None) -> dict[str, Any]:
+        """Metrics of the method itself after an epoch that was scored; `true_N` if it is known."""
+        return {}
 
     def compare(self, scorer: Scorer, state: Any, true_N: Tensor, epoch: int) -> dict[str, Any]:
         """More metrics of an epoch, for `compare_metrics`; the true labels are known."""

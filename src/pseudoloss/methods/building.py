@@ -1,6 +1,7 @@
 """How each method is made from the settings of a run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -11,27 +12,34 @@ from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
     DivideMixSettings,
+    DynamicBootstrappingSettings,
     ELRSettings,
     EvidentialMixSettings,
     MixMatchSettings,
     MixupSettings,
+    PLSPlusSettings,
     PLSSettings,
     Settings,
+    flag,
 )
 from pseudoloss.errors import InputError
 from pseudoloss.methods import detection, evidential_mix, metrics, pls
-from pseudoloss.methods.base import Method, fold, no_mixing, uniform
+from pseudoloss.methods.base import Method, beta, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
-from pseudoloss.methods.detection import LossDetector
+from pseudoloss.methods.detection import FROM_THE_LOSS, LossDetector
 from pseudoloss.methods.divide_mix import DivideMix
+from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.evidential_mix import EvidentialMix
 from pseudoloss.methods.mixmatch import MixMatchOptions
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_metrics import of_pseudo_labels
+from pseudoloss.methods.pls_plus import STRONG_VIEWS, PLSPlus, Switches
 from pseudoloss.methods.pseudo_labels import PLSState
+
+NORMALISE = {"sum": pls.by_sum, "max": pls.by_max}
 
 
 class Given(NamedTuple):
@@ -89,6 +97,20 @@ def build_divide_mix(settings: Settings, given: Given) -> Method:
     )
 
 
+def build_dynamic_bootstrapping(settings: Settings, given: Given) -> Method:
+    own = cast(DynamicBootstrappingSettings, settings.method_settings)
+    return DynamicBootstrapping(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        hard=own.bootstrapping == "hard",
+        alpha=own.mixup_alpha,
+        balance=own.balance,
+        guided_epochs=own.guided_epochs,
+        prior_C=_prior("uniform", given.given_N, given.classes),
+    )
+
+
 def build_evidential_mix(settings: Settings, given: Given) -> Method:
     own = cast(EvidentialMixSettings, settings.method_settings)
     return EvidentialMix(
@@ -119,13 +141,70 @@ def build_pls(settings: Settings, given: Given) -> Method:
     return pls.PLS(given.detector, options, settings.epochs, settings.warmup_epochs)
 
 
+def build_pls_plus(settings: Settings, given: Given) -> Method:
+    own = cast(PLSPlusSettings, settings.method_settings)
+    _check_switches(own)
+    options = pls_options(own, given.given_N, given.classes)
+    if own.mixup and own.mixup_alpha != 1:
+        rule = beta(own.mixup_alpha, folded=own.mixup_lambda == "folded")
+        options = replace(options, lambda_rule=rule)
+    switches = Switches(
+        strong_loss=own.strong_loss,
+        strong_loss_ramp=own.strong_loss_ramp,
+        strong_view=STRONG_VIEWS[own.strong_view],
+        strong_cutout=own.strong_cutout,
+        cutmix=own.cutmix,
+        first_epoch_trust=own.first_epoch_trust,
+        debias=own.debias,
+        debias_momentum=own.debias_momentum,
+        gamma=own.gamma,
+        normalise=NORMALISE[own.pseudo_label_norm],
+        ema_decay=own.ema_decay,
+        ema_pseudo_labels=own.ema_pseudo_labels,
+        ema_scoring=own.ema_scoring,
+        ema_prediction=own.ema_prediction,
+        loss_momentum=own.loss_momentum,
+        warmup_trend=own.warmup_trend,
+        mode_gate=own.mode_gate,
+        by_neighbours=own.selection == "neighbours",
+        neighbours=own.neighbours,
+        neighbour_share=own.neighbour_share,
+        relabel=own.relabel,
+    )
+    return PLSPlus(given.detector, options, switches, settings.epochs, settings.warmup_epochs)
+
+
+def _check_switches(own: PLSPlusSettings) -> None:
+    """Refuse switches that contradict each other."""
+    if own.initial_trust and not own.first_epoch_trust:
+        raise InputError(
+            "--no-first-epoch-trust: contradicts --initial-trust, which computes trust before that "
+            "epoch"
+        )
+    for name in ("ema_pseudo_labels", "ema_scoring", "ema_prediction"):
+        if getattr(own, name) and own.ema_decay == 0:
+            raise InputError(f"{flag(name)}: needs --ema-decay, such as 0.999")
+    by_mixture = own.selection == "mixture"
+    if not by_mixture and (own.loss_momentum > 0 or own.mode_gate > 0):
+        name = "--loss-momentum" if own.loss_momentum > 0 else "--mode-gate"
+        raise InputError(f"{name}: is for --selection mixture; a vote of neighbours has no modes")
+    others = own.noise_metric not in FROM_THE_LOSS
+    if by_mixture and others and own.ema_scoring != own.ema_prediction:
+        raise InputError(
+            f"--noise-metric {own.noise_metric}: is of the network that predicts; use "
+            "--ema-scoring and --ema-prediction together, or neither"
+        )
+
+
 BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "pls": build_pls,
+    "pls-plus": build_pls_plus,
     "ce": build_ce,
     "mixup": build_mixup,
     "elr": build_elr,
     "co-teaching": build_co_teaching,
     "divide-mix": build_divide_mix,
+    "dynamic-bootstrapping": build_dynamic_bootstrapping,
     "evidential-mix": build_evidential_mix,
 }
 """How each method is built from the settings, by its name."""
@@ -144,7 +223,7 @@ def build_detector(own: DetectionSettings, weak_is_plain: bool = False) -> LossD
 
 
 def pls_options(own: PLSSettings, given_N: Tensor, classes: int) -> pls.Options:
-    normalise = {"sum": pls.by_sum, "max": pls.by_max}[own.pseudo_label_norm]
+    normalise = NORMALISE[own.pseudo_label_norm]
     make = partial(pls.make_pseudo_labels, gamma=own.gamma, normalise=normalise)
     lambdas = {"folded": fold, "uniform": uniform}
     return pls.Options(

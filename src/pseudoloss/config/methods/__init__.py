@@ -4,11 +4,13 @@ from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.divide_mix import DivideMixSettings
+from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
 from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
+from pseudoloss.config.methods.pls_plus import PLSPlusSettings
 
 __all__ = [
     "METHOD_SETTINGS",
@@ -16,20 +18,24 @@ __all__ = [
     "CoTeachingSettings",
     "DetectionSettings",
     "DivideMixSettings",
+    "DynamicBootstrappingSettings",
     "ELRSettings",
     "EvidentialMixSettings",
     "MixMatchSettings",
     "MixupSettings",
+    "PLSPlusSettings",
     "PLSSettings",
 ]
 
 METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "pls": PLSSettings,
+    "pls-plus": PLSPlusSettings,
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
+    "dynamic-bootstrapping": DynamicBootstrappingSettings,
     "evidential-mix": EvidentialMixSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
