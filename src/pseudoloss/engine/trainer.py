@@ -178,7 +178,7 @@ class Trainer:
             first, place, self.done = self._go_inside(self.inside)
         self.inside = None
         for entry, prepared in enumerate(self.steps[number][first:], first):
-            self.lr.fill_(self.learning_rate(epoch, prepared.step))
+            self.lr.fill_(self.learning_rate(epoch, prepared[0]))
             for _ in self.run_steps(prepared, random, place=place):
                 self.done += 1
                 self.first_step_at = self.first_step_at or time.monotonic()
