@@ -53,6 +53,7 @@ TITLES = {
     "elr": "Early-Learning Regularisation",
     "co-teaching": "Co-teaching",
     "divide-mix": "DivideMix",
+    "evidential-mix": "EvidentialMix",
 }
 
 WHEN = {
@@ -125,6 +126,8 @@ WHEN = {
     "temperature": "Closer to 1 if refined labels are confident and wrong.",
     "lambda_u": "0 with few wrong labels, 150 with half of them or more (100 classes).",
     "ramp_epochs": "Rarely.",
+    "classifier_warmup": "Longer if the classifier has learned little when the warm-up ends.",
+    "as_released": "To repeat the numbers of its authors' program.",
     "loss_epochs": "5 with very many wrong labels.",
     "warmup_penalty": "1 if wrong labels are mostly of one similar class.",
     "ensemble": "To predict with both networks, at twice the cost.",

@@ -286,6 +286,25 @@ def test_a_group_without_images_is_a_notice():
     assert "no label counts as wrong but one" in text()
 
 
+def test_a_class_without_evidence_is_a_notice():
+    """It has no gradient, so the network does not learn it any more."""
+    scorer, _, _ = three_kinds()
+    method = method_of()
+    state = method.start(scorer.given_N, C)
+    names = ["ant", "bee", "cat", "dog"]
+    method.scoring(W).run(scorer, state)
+    assert method.notices(state, W, [], names)["evidence"] is None
+    torch.testing.assert_close(state.evidence_C, scorer.roles[EVIDENTIAL].amax(0))
+    scorer.roles[EVIDENTIAL][:, 2] = -1.0
+    method.scoring(W).run(scorer, state)
+    text = method.notices(state, W, [], names)["evidence"]
+    assert "no evidence for 1 of 4 classes (the first: cat)" in text
+    logits = scorer.roles[EVIDENTIAL].clone().requires_grad_()
+    target = F.one_hot(scorer.given_N, C).float()
+    evidential_mix.evidential_loss(logits, target).sum().backward()
+    assert not logits.grad[:, 2].any()
+
+
 @pytest.mark.parametrize("groups", ["one clean", "one closed", "all open", "no label of a class"])
 def test_any_groups_train(groups):
     images, labels = make_images()

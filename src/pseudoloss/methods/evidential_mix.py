@@ -35,11 +35,12 @@ from pseudoloss.methods.base import (
     beta,
 )
 from pseudoloss.methods.gaussian_mixture import fit_gaussians, posterior_of_groups
-from pseudoloss.methods.split_notices import empty_groups
+from pseudoloss.methods.split_notices import empty_groups, no_evidence
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 CLASSIFIER, EVIDENTIAL = "classifier", "evidential"
 CLEAN, OPEN, CLOSED = range(3)
+LEAST_EVIDENCE = 0.5  # a class with less for every image can hardly be learned any more
 LOW, HIGH = 0.3, 0.7  # means of the released program's groups
 
 
@@ -104,6 +105,7 @@ class EvidentialMixState(LabelState):
     clean_N: Tensor  # bool
     closed_N: Tensor  # bool
     ramp: Tensor  # scalar: share of λ_u in this epoch
+    evidence_C: Tensor  # the largest of any image
     confidence_N: Tensor  # the classifier's probability of the predicted class
 
 
@@ -182,6 +184,7 @@ class EvidentialMix(Method):
             clean_N=torch.ones(N, dtype=torch.bool, device=device),
             closed_N=torch.zeros(N, dtype=torch.bool, device=device),
             ramp=torch.zeros((), device=device),
+            evidence_C=torch.zeros(classes, device=device),
             confidence_N=torch.zeros(N, device=device),
         )
 
@@ -256,7 +259,10 @@ class EvidentialMix(Method):
             state.loss_N[rows] = F.cross_entropy(logits_BC, given_B, reduction="none")
             state.predicted_N[rows] = class_B.int()
             state.confidence_N[rows] = p_B
+        state.evidence_C.zero_()
         for rows, (logits_BC,) in scorer.logits(role=EVIDENTIAL):
+            evidence_C = torch.maximum(state.evidence_C, logits_BC.float().amax(0))
+            state.evidence_C.copy_(evidence_C)
             given_BC = self.one_hot(scorer.given_N[rows])
             state.evidential_N[rows] = evidential_loss(logits_BC, given_BC)
 
@@ -286,7 +292,11 @@ class EvidentialMix(Method):
         self, state: EvidentialMixState, epoch: int, noisy: Sequence[float], classes: Sequence[str]
     ) -> dict[str, str | None]:
         counts = int(state.clean_N.sum()), int(state.closed_N.sum())
-        return {"groups": empty_groups(*counts, len(state.clean_N), bool(state.fitted))}
+        without = (state.evidence_C < LEAST_EVIDENCE).nonzero().flatten().tolist()
+        return {
+            "groups": empty_groups(*counts, len(state.clean_N), bool(state.fitted)),
+            "evidence": no_evidence([classes[c] for c in without], len(classes)),
+        }
 
 
 def clean(state: EvidentialMixState) -> Tensor:

@@ -3,6 +3,8 @@
 The advice names command-line flags; in Python they are settings of the same names.
 """
 
+from collections.abc import Sequence
+
 from pseudoloss.methods.pls_notices import VALUES
 
 
@@ -45,3 +47,14 @@ def empty_groups(clean: int, closed: int, images: int, fitted: bool) -> str | No
             "labels of images of these classes, try a longer --warmup."
         )
     return None
+
+
+def no_evidence(without: Sequence[str], classes: int) -> str | None:
+    """A class that has lost all evidence has no gradient to win it back."""
+    if not without:
+        return None
+    return (
+        f"the evidential network has no evidence for {len(without)} of {classes} classes (the "
+        f"first: {without[0]}). Their images count as of no class, so the classifier forgets these "
+        "classes. Try another --seed, a longer --warmup or a lower --lr."
+    )
