@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "elr": {"method": "elr"},
     "co-teaching": {"method": "co-teaching"},
     "divide-mix": {"method": "divide-mix"},
+    "dsos": {"method": "dsos"},
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},
     "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
     "evidential-mix": {"method": "evidential-mix"},

@@ -8,11 +8,13 @@ from pseudoloss.methods import build, pls
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.divide_mix import DivideMix
+from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.evidential_mix import EvidentialMix
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
+from pseudoloss.methods.rrl import RRL
 
 GIVEN = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 3])
 CLASSES = {
@@ -24,6 +26,8 @@ CLASSES = {
     "co-teaching": CoTeaching,
     "divide-mix": DivideMix,
     "dynamic-bootstrapping": DynamicBootstrapping,
+    "dsos": DSOS,
+    "rrl": RRL,
     "evidential-mix": EvidentialMix,
 }
 

@@ -12,6 +12,7 @@ from pseudoloss.config.methods import (
     CoTeachingSettings,
     DetectionSettings,
     DivideMixSettings,
+    DSOSSettings,
     DynamicBootstrappingSettings,
     ELRSettings,
     EvidentialMixSettings,
@@ -19,6 +20,7 @@ from pseudoloss.config.methods import (
     MixupSettings,
     PLSPlusSettings,
     PLSSettings,
+    RRLSettings,
 )
 from pseudoloss.config.settings import (
     EMBEDDED,
@@ -48,6 +50,7 @@ __all__ = [
     "WARMUP_SHARE",
     "CESettings",
     "CoTeachingSettings",
+    "DSOSSettings",
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
@@ -57,6 +60,7 @@ __all__ = [
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
+    "RRLSettings",
     "Settings",
     "all_setting_types",
     "as_flag",

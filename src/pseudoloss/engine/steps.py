@@ -25,11 +25,12 @@ class Tally(NamedTuple):
     loss_sum: Tensor  # of the steps that were not skipped
     skipped: Tensor  # number of steps without an update, because something was not finite
     bad: Tensor  # 1 if the present step is one of them, else 0
+    idle: Tensor  # number of steps that train nothing, so that their loss does not count
 
     @staticmethod
     def on(device: torch.device) -> "Tally":
-        loss_sum, skipped, bad = (torch.zeros(shape, device=device) for shape in ((), (), (1,)))
-        return Tally(loss_sum, skipped, bad)
+        shapes = ((), (), (1,), ())
+        return Tally(*(torch.zeros(shape, device=device) for shape in shapes))
 
 
 def forward(network: Network, shown: ViewBatch) -> Outputs:
@@ -92,6 +93,8 @@ def make_step(
         losses, raw = [], []
         for part in range(feed.parts):
             batch = feed.batch(part)
+            if step.mixes_within is not None:
+                batch = batch.mixed_within(step.mixes_within(state))
             shown = show_share(step, show, views, batch) if several else show(views, batch)
             outputs = outputs_of(shown)
             if show_next is not None:
@@ -102,10 +105,11 @@ def make_step(
                     shown = show_next(views, *seen)
                 outputs = joined(outputs, outputs_of(shown))
             loss = loss_of(outputs, batch, state) / feed.parts
-            loss.backward()
+            if trained:
+                loss.backward()
             losses.append(loss.detach())
             raw += [t.detach() for found in outputs.values() for t in tensors_in(found)]
-        if several:
+        if several and trained:
             distributed.add_up_gradients(weights)
         tally.bad.zero_()
         grads = [p.grad for p in weights if p.grad is not None]
@@ -113,7 +117,9 @@ def make_step(
             every = [*grads, *losses, *raw]
             torch._amp_foreach_non_finite_check_and_unscale_(every, tally.bad, one)
         is_bad = tally.bad[0] > 0
-        for loss in losses:
+        if not trained:
+            tally.idle.add_(~is_bad)
+        for loss in losses if trained else ():
             tally.loss_sum.add_(torch.where(is_bad, 0, loss))
         tally.skipped.add_(is_bad)
         for optimiser in trained:
@@ -156,11 +162,11 @@ def finite(outputs: Outputs) -> Outputs:
     def cleaned(t: Tensor) -> Tensor:
         return torch.nan_to_num(t, 0.0, 0.0, 0.0)
 
-    return Outputs(*([(cleaned(a), cleaned(b)) for a, b in kind] for kind in outputs))
+    return Outputs(*([tuple(map(cleaned, view)) for view in kind] for kind in outputs))
 
 
 def tensors_in(outputs: Outputs) -> list[Tensor]:
-    return [t for pairs in outputs for pair in pairs for t in pair]
+    return [t for kind in outputs for view in kind for t in view]
 
 
 def parameters_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:

@@ -12,6 +12,7 @@ from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
     DivideMixSettings,
+    DSOSSettings,
     DynamicBootstrappingSettings,
     ELRSettings,
     EvidentialMixSettings,
@@ -19,16 +20,18 @@ from pseudoloss.config import (
     MixupSettings,
     PLSPlusSettings,
     PLSSettings,
+    RRLSettings,
     Settings,
     flag,
 )
 from pseudoloss.errors import InputError
-from pseudoloss.methods import detection, evidential_mix, metrics, pls
+from pseudoloss.methods import detection, evidential_mix, metrics, pls, rrl
 from pseudoloss.methods.base import Method, beta, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import FROM_THE_LOSS, LossDetector
 from pseudoloss.methods.divide_mix import DivideMix
+from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.evidential_mix import EvidentialMix
@@ -109,6 +112,50 @@ def build_dynamic_bootstrapping(settings: Settings, given: Given) -> Method:
         guided_epochs=own.guided_epochs,
         prior_C=_prior("uniform", given.given_N, given.classes),
     )
+
+
+def build_dsos(settings: Settings, given: Given) -> Method:
+    own = cast(DSOSSettings, settings.method_settings)
+    parts = settings.accumulate
+    half = max(settings.batch_size // 2 // parts, 2) * parts
+    main_batch_size = own.main_batch_size or half
+    if main_batch_size < 2 * parts:
+        raise InputError(
+            f"--main-batch-size {main_batch_size} must be at least twice --accumulate {parts}"
+        )
+    return DSOS(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        own.entropy_weight,
+        not own.as_released,
+        own.softening_temperature,
+        own.correct_above,
+        own.warmup_mixup,
+        main_batch_size,
+    )
+
+
+def build_rrl(settings: Settings, given: Given) -> Method:
+    own = cast(RRLSettings, settings.method_settings)
+    keep_threshold = own.keep_threshold
+    if keep_threshold is None:
+        keep_threshold = max(1 / given.classes, 0.02)
+    options = rrl.Options(
+        temperature=own.contrast_temperature,
+        instance_weight=own.instance_weight,
+        prototype_weight=own.prototype_weight,
+        ramp_epochs=own.prototype_ramp,
+        reconstruction_weight=own.reconstruction_weight,
+        lambda_rule=beta(own.mixup_alpha),
+        neighbours=own.neighbours,
+        keep_threshold=keep_threshold,
+        use_threshold=own.use_threshold,
+        one_chain=own.as_released,
+        dimensions=settings.projection,
+    )
+    length = (settings.epochs, settings.warmup_epochs)
+    return rrl.RRL(given.detector, options, *length, len(given.given_N))
 
 
 def build_evidential_mix(settings: Settings, given: Given) -> Method:
@@ -205,6 +252,8 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "co-teaching": build_co_teaching,
     "divide-mix": build_divide_mix,
     "dynamic-bootstrapping": build_dynamic_bootstrapping,
+    "dsos": build_dsos,
+    "rrl": build_rrl,
     "evidential-mix": build_evidential_mix,
 }
 """How each method is built from the settings, by its name."""

@@ -9,7 +9,14 @@ from typing import Any
 
 # Close to the network that made the published numbers (row 17).
 PAPER: dict[str, Any] = {"network": "preactresnet18-stemnorm"}
+POOLS = ("inet", "places")
 OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
+
+
+def mixed_noise(out: int, inside: int) -> str:
+    """Out-of-distribution and in-distribution noise, from percentages."""
+    return f"symmetric:{inside / 100:g}+out:{out / 100:g}"
+
 
 # The web sets, as PLS trains on them.
 WEB: dict[str, Any] = {
@@ -114,6 +121,41 @@ def _out_of_distribution_bootstrapping() -> dict[str, dict[str, Any]]:
     }
 
 
+def _dsos(out: int, inside: int) -> dict[str, Any]:
+    """The settings of DSOS's released script for CIFAR-100 with ImageNet32, used for Places365 too.
+    It mixes images during the warm-up where at most 60% of the labels are noisy: at 20+20 and
+    40+20, not at 60+20 and 40+40."""
+    return PAPER | {
+        "method": "dsos",
+        "corrupt": mixed_noise(out, inside),
+        "epochs": 100,
+        "warmup": 50,
+        "batch_size": 64,
+        "main_batch_size": 32,
+        "lr": 0.03,
+        "schedule": "steps:50,80:0.1",
+        "warmup_mixup": out + inside <= 60,
+    }
+
+
+def _rrl(corrupt: str | None) -> dict[str, Any]:
+    """RRL's own settings for CIFAR-100 (its released configuration), on our network. One set for
+    every row: no settings of the rows at 0, 20 and 80%, nor of those with out-of-distribution
+    images, are published."""
+    noise = {} if corrupt is None else {"corrupt": corrupt}
+    return (
+        PAPER
+        | {
+            "method": "rrl",
+            "projection": 50,
+            "warmup": 15,  # soft labels begin in epoch 15, counted from 0
+            "batch_size": 128,
+            "lr": 0.02,
+        }
+        | noise
+    )
+
+
 # No settings of EvidentialMix are published for these rows; these are its own for CIFAR-10. The
 # schedule is that of the classifier, 100 epochs after the warm-up.
 _EVIDENTIAL_MIX: dict[str, Any] = PAPER | {
@@ -134,7 +176,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     **{f"cnwl-{rate}-divide-mix": _DIVIDE_MIX_CNWL for rate in (20, 40, 60, 80)},
     **{
         f"cifar100-{pool}-{out}-{inside}-evidential-mix": _EVIDENTIAL_MIX
-        | {"corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"}
+        | {"corrupt": mixed_noise(out, inside)}
         for pool in ("inet", "places")
         for out, inside in OUT_AND_IN
     },
@@ -146,4 +188,16 @@ RIVALS: dict[str, dict[str, Any]] = {
         for rate, variant in _BOOTSTRAPPING.items()
     },
     **_out_of_distribution_bootstrapping(),
+    **{
+        f"cifar100-{pool}-{out}-{inside}-dsos": _dsos(out, inside)
+        for pool in POOLS
+        for out, inside in OUT_AND_IN
+    },
+    "cifar100-id0-rrl": _rrl(None),
+    **{f"cifar100-id{rate}-rrl": _rrl(f"symmetric:{rate / 100:g}") for rate in (20, 50, 80)},
+    **{
+        f"cifar100-{pool}-{out}-{inside}-rrl": _rrl(mixed_noise(out, inside))
+        for pool in POOLS
+        for out, inside in OUT_AND_IN
+    },
 }

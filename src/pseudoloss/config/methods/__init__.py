@@ -4,6 +4,7 @@ from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.divide_mix import DivideMixSettings
+from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
@@ -11,11 +12,13 @@ from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
+from pseudoloss.config.methods.rrl import RRLSettings
 
 __all__ = [
     "METHOD_SETTINGS",
     "CESettings",
     "CoTeachingSettings",
+    "DSOSSettings",
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
@@ -25,6 +28,7 @@ __all__ = [
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
+    "RRLSettings",
 ]
 
 METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
@@ -36,6 +40,8 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
+    "dsos": DSOSSettings,
+    "rrl": RRLSettings,
     "evidential-mix": EvidentialMixSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
