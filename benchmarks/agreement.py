@@ -36,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ce": {"method": "ce"},
     "mixup": {"method": "mixup"},
     "elr": {"method": "elr"},
+    "elr-plus": {"method": "elr-plus"},
     "co-teaching": {"method": "co-teaching"},
     "divide-mix": {"method": "divide-mix"},
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},

@@ -10,6 +10,7 @@ from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.elr_plus import ELRPlus
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
 
@@ -20,6 +21,7 @@ CLASSES = {
     "ce": CrossEntropy,
     "mixup": Mixup,
     "elr": ELR,
+    "elr-plus": ELRPlus,
     "co-teaching": CoTeaching,
     "divide-mix": DivideMix,
     "dynamic-bootstrapping": DynamicBootstrapping,

@@ -387,7 +387,7 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "divide_mix", "dynamic_bootstrapping", "elr", "mixup"),
+    *("ce", "co_teaching", "divide_mix", "dynamic_bootstrapping", "elr", "elr_plus", "mixup"),
     *("pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "split_notices"),
 }
 

@@ -6,6 +6,7 @@ from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.elr_plus import ELRPlusSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
@@ -17,6 +18,7 @@ __all__ = [
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
+    "ELRPlusSettings",
     "ELRSettings",
     "MixupSettings",
     "PLSPlusSettings",
@@ -29,6 +31,7 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
+    "elr-plus": ELRPlusSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
