@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "elr-plus": {"method": "elr-plus"},
     "co-teaching": {"method": "co-teaching"},
     "divide-mix": {"method": "divide-mix"},
+    "dsos": {"method": "dsos"},
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},
     "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
     "no correction": {"correct": False},

@@ -54,6 +54,7 @@ TITLES = {
     "elr-plus": "ELR+",
     "co-teaching": "Co-teaching",
     "divide-mix": "DivideMix",
+    "dsos": "Dynamic Softening of Out-of-distribution Samples",
 }
 
 WHEN = {
@@ -69,7 +70,8 @@ WHEN = {
     "accumulate": "A batch does not fit into GPU memory.",
     "lr": "Lower if the loss becomes NaN or the warm-up ends at chance.",
     "schedule": "To repeat a method with its own schedule.",
-    "optimiser": "adam for timm transformers, or to repeat a method with its own optimiser.",
+    "optimiser": "adam for timm transformers, muon for fewer epochs (to try), or to "
+    "repeat a method with its own optimiser.",
     "momentum": "Rarely.",
     "weight_decay": "Less for small datasets and fine-tuning, more against overfitting.",
     "threshold": "Lower with very many wrong labels; higher if good labels are flagged.",
@@ -130,6 +132,12 @@ WHEN = {
     "loss_epochs": "5 with very many wrong labels.",
     "warmup_penalty": "1 if wrong labels are mostly of one similar class.",
     "ensemble": "To predict with both networks, at twice the cost.",
+    "entropy_weight": "Higher if the network is sure of almost nothing after the warm-up.",
+    "as_released": "To repeat the released program.",
+    "softening_temperature": "Higher to soften more targets.",
+    "correct_above": "Lower if few images are out-of-distribution.",
+    "warmup_mixup": "Off where most labels are noisy, as the authors do.",
+    "main_batch_size": "Larger for speed.",
     "image_size": "Larger for details, smaller for speed.",
     "pad": "0 if a shift would cut off what matters.",
     "flip": "Off if left and right matter: digits, text, signs.",

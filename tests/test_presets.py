@@ -33,6 +33,20 @@ def test_only_a_warm_up_of_zero_is_not_handed_to_another_method():
     assert request("web-bird", None, {"method": "ce"}).settings("default").warmup == 10
 
 
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize(
+    ("row", "mixed"), [("20-20", True), ("40-20", True), ("60-20", False), ("40-40", False)]
+)
+def test_presets_of_dsos(pool, row, mixed):
+    found = request(f"cifar100-{pool}-{row}-dsos", None, {}).settings("default")
+    usual = request(f"cifar100-{pool}-{row}", None, {}).settings("default")
+    assert (found.corrupt, found.network) == (usual.corrupt, usual.network)
+    assert (found.epochs, found.warmup_epochs, found.schedule) == (100, 50, "steps:50,80:0.1")
+    assert (found.batch_size, found.lr, found.weight_decay) == (64, 0.03, 5e-4)
+    own = found.method_settings
+    assert (own.main_batch_size, own.warmup_mixup, own.as_released) == (32, mixed, False)
+
+
 def test_presets_of_elr_and_co_teaching():
     elr = request("cifar100-id50-elr", None, {}).settings("default")
     assert (elr.lr, elr.schedule) == (0.02, "steps:80,120:0.01")
@@ -308,6 +322,7 @@ def test_adam_has_a_learning_rate_of_its_own():
         return request("cifar100-id50", None, values).settings("default").lr
 
     assert (lr(), lr(optimiser="nesterov"), lr(optimiser="adam")) == (0.1, 0.1, 0.001)
+    assert lr(optimiser="muon") == 0.02
     assert lr(optimiser="adam", batch_size=128) == 0.0005
     assert lr(optimiser="adam", lr=0.02) == 0.02
     gentle = request("finetune", None, {"optimiser": "adam", "head_start": True})

@@ -94,6 +94,7 @@ METHODS = {
         "guided_epochs": 1,
         "epochs": 4,
     },
+    "dsos": {},
     "toy": {"epochs": 4},
 }
 

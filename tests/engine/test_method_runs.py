@@ -25,6 +25,7 @@ RIVALS = {
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
     "divide-mix": {},
     "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
+    "dsos": {"correct_above": 0.5},
 }
 
 
@@ -74,8 +75,16 @@ def bootstrapping_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "dynamic-bootstrapping", 8)
 
 
+@pytest.fixture(scope="module")
+def dsos_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "dsos", 10)
+
+
 @pytest.fixture(
-    params=["elr_run", "elr_plus_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"]
+    params=[
+        *("elr_run", "elr_plus_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
+        "dsos_run",
+    ]
 )
 def on_digits(request):
     return request.getfixturevalue(request.param)
@@ -138,6 +147,7 @@ MORE = {
     "co-teaching": RIVALS["co-teaching"],
     "divide-mix": {"loss_epochs": 2},
     "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
+    "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
 }
 VOTE = {
     "method": "pls-plus",

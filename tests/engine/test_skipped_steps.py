@@ -58,8 +58,9 @@ def test_a_step_that_is_not_finite_changes_nothing(monkeypatch, method, phase, v
     check_that_a_step_changes_nothing(monkeypatch, make_trainer(method=method), phase, value)
 
 
-def test_a_step_of_adam_that_is_not_finite_changes_nothing(monkeypatch):
-    trainer = make_trainer(method="ce", optimiser="adam", lr=0.01)
+@pytest.mark.parametrize("optimiser", ["adam", "muon"])
+def test_a_step_of_another_optimiser_that_is_not_finite_changes_nothing(monkeypatch, optimiser):
+    trainer = make_trainer(method="ce", optimiser=optimiser, lr=0.01)
     check_that_a_step_changes_nothing(monkeypatch, trainer, 0, math.nan)
 
 

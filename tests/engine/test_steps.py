@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from conftest import make_trainer
 from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import steps
 from pseudoloss.engine.steps import forward, norms_of
-from pseudoloss.methods.base import ViewBatch
+from pseudoloss.methods import build_detector
+from pseudoloss.methods.base import Phase, Step, ViewBatch
+from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.nn.networks import build
+from pseudoloss.nn.views import WEAK_DRAWS
 from pseudoloss.progress import SilentReporter
 
 
@@ -126,6 +130,56 @@ def test_a_step_in_parts_is_the_same_update():
             trainer.train_epoch(0)
             found.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
     assert torch.allclose(*found, atol=1e-5)
+
+
+class Looks(CrossEntropy):
+    """Every epoch ends with a pass over all images that trains nothing."""
+
+    def phases(self):
+        step = Step(self.show, self.loss, WEAK_DRAWS)
+        look = Step(self.show_plain, self.remember, draws=0, trains=(), moves_norms=("net",))
+        return (Phase("all", self.epochs, (step, look)),)
+
+    def show_plain(self, views, batch):
+        return {"net": ViewBatch([views.plain(batch.images_BCHW)], [])}
+
+    def remember(self, outputs, batch, state):
+        ((logits_BC, _),) = outputs["net"].no_grad
+        state.p_noisy_N[batch.index_B] += 1
+        return logits_BC.mean() + 1e6  # not counted
+
+
+def test_a_step_may_train_nothing(monkeypatch):
+    """It sees every image once, moves the statistics of norms, and changes nothing else."""
+    monkeypatch.setattr(
+        "pseudoloss.methods.build",
+        lambda settings, *_: Looks(build_detector(settings.method_settings), settings.epochs, 1),
+    )
+    trainer = make_trainer(method="ce")
+    network, optimiser = trainer.networks["net"], trainer.optimisers["net"]
+
+    def everything():
+        memory = [v["momentum_buffer"].clone() for v in optimiser.state.values()]
+        return [p.detach().clone() for p in network.parameters()] + memory
+
+    snapshots, norms, losses = [], [], []
+
+    def after_step():
+        snapshots.append(everything())
+        norms.append(torch.cat(norms_of(network)))
+        losses.append(trainer.tally.loss_sum.item())
+
+    trainer.after_step = after_step
+    mean = trainer.train_epoch(0)
+    assert len(snapshots) == trainer.steps_in(0) == 8
+    for before, after in itertools.pairwise(snapshots[3:]):
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not torch.equal(snapshots[2][0], snapshots[3][0])
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(norms))
+    assert (trainer.state.p_noisy_N == 1).all()
+    assert losses[3:] == [losses[3]] * 5
+    assert mean == pytest.approx(losses[3] / 4)
+    assert trainer.skipped_steps() == 0
 
 
 @pytest.mark.parametrize("method", METHOD_SETTINGS)

@@ -8,6 +8,7 @@ from pseudoloss.methods import build, pls
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.divide_mix import DivideMix
+from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.elr_plus import ELRPlus
@@ -25,6 +26,7 @@ CLASSES = {
     "co-teaching": CoTeaching,
     "divide-mix": DivideMix,
     "dynamic-bootstrapping": DynamicBootstrapping,
+    "dsos": DSOS,
 }
 
 

@@ -33,7 +33,7 @@ class Settings:
     # What is trained
     method: str = "pls"
     """pls; pls-plus, with additions; a baseline: ce (cross-entropy), mixup; or a rival: elr,
-    elr-plus, co-teaching, divide-mix, dynamic-bootstrapping."""
+    elr-plus, co-teaching, divide-mix, dynamic-bootstrapping, dsos."""
     network: Annotated[str, A_NAME] = "preactresnet18"
     """preactresnet18, its variants preactresnet18-stemnorm and preactresnet18-released, small-cnn,
     or the name of any timm model."""
@@ -61,13 +61,15 @@ class Settings:
     schedule: str = "cosine"
     """Learning rate after the warm-up: cosine, constant, or steps:80,120:0.1 (multiplied by 0.1 at
     the start of epochs 81 and 121)."""
-    optimiser: Literal["sgd", "nesterov", "adam"] = "sgd"
-    """SGD with momentum; with Nesterov's momentum; or Adam, whose learning rate starts at 0.001
-    unless --lr says otherwise."""
+    optimiser: Literal["sgd", "nesterov", "adam", "muon"] = "sgd"
+    """SGD with momentum; with Nesterov's momentum; Adam; or Muon for convolutions and SGD for the
+    rest. The learning rate of Adam starts at 0.001 and that of Muon at 0.02 unless --lr says
+    otherwise."""
     momentum: Annotated[float, SHARE] = 0.9
-    """Momentum of SGD; the first beta of Adam."""
+    """Momentum of SGD and Muon; the first beta of Adam."""
     weight_decay: Annotated[float, SHARE] = 5e-4
-    """Weight decay, added to the gradients."""
+    """Weight decay, added to the gradients; that of Muon shrinks weights by its product with the
+    learning rate."""
 
     # Views
     image_size: Annotated[int | None, within(8, 4096)] = None

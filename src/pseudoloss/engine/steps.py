@@ -25,11 +25,12 @@ class Tally(NamedTuple):
     loss_sum: Tensor  # of the steps that were not skipped
     skipped: Tensor  # number of steps without an update, because something was not finite
     bad: Tensor  # 1 if the present step is one of them, else 0
+    idle: Tensor  # number of steps that train nothing, so that their loss does not count
 
     @staticmethod
     def on(device: torch.device) -> "Tally":
-        loss_sum, skipped, bad = (torch.zeros(shape, device=device) for shape in ((), (), (1,)))
-        return Tally(loss_sum, skipped, bad)
+        shapes = ((), (), (1,), ())
+        return Tally(*(torch.zeros(shape, device=device) for shape in shapes))
 
 
 def forward(network: Network, shown: ViewBatch) -> Outputs:
@@ -102,10 +103,11 @@ def make_step(
                     shown = show_next(views, *seen)
                 outputs = joined(outputs, outputs_of(shown))
             loss = loss_of(outputs, batch, state) / feed.parts
-            loss.backward()
+            if trained:
+                loss.backward()
             losses.append(loss.detach())
             raw += [t.detach() for found in outputs.values() for t in tensors_in(found)]
-        if several:
+        if several and trained:
             distributed.add_up_gradients(weights)
         tally.bad.zero_()
         grads = [p.grad for p in weights if p.grad is not None]
@@ -113,7 +115,9 @@ def make_step(
             every = [*grads, *losses, *raw]
             torch._amp_foreach_non_finite_check_and_unscale_(every, tally.bad, one)
         is_bad = tally.bad[0] > 0
-        for loss in losses:
+        if not trained:
+            tally.idle.add_(~is_bad)
+        for loss in losses if trained else ():
             tally.loss_sum.add_(torch.where(is_bad, 0, loss))
         tally.skipped.add_(is_bad)
         for optimiser in trained:

@@ -172,6 +172,7 @@ class Trainer:
             self.method.begin_epoch(self.state, epoch)
             self.tally.loss_sum.zero_()
             self.tally.skipped.zero_()
+            self.tally.idle.zero_()
         else:
             first, place, self.done = self._go_inside(self.inside)
         self.inside = None
@@ -190,7 +191,7 @@ class Trainer:
         # The effect of the last step on the weights shows in no loss.
         weights = [p.detach() for role in self.optimisers for p in self.networks[role].parameters()]
         finite = torch.nn.utils.get_total_norm(weights).isfinite()
-        used = self.done - self.skipped_steps()
+        used = self.done - self.skipped_steps() - int(self.tally.idle)
         return torch.where(finite, self.tally.loss_sum / used, math.nan).item()
 
     def skipped_steps(self) -> int:

@@ -142,6 +142,9 @@ class Step:
 
     The running statistics of norms follow the views that a network sees in training mode if the
     step trains that network or names it in `moves_norms`; those of all other networks stay.
+
+    A step may train nothing (`trains=()`): a pass in random batches that only writes to the state,
+    or moves norms. Its loss is not used.
     """
 
     show: Callable[[Views, Batch], dict[str, ViewBatch]]  # by role of the network

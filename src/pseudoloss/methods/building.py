@@ -12,6 +12,7 @@ from pseudoloss.config import (
     CoTeachingSettings,
     DetectionSettings,
     DivideMixSettings,
+    DSOSSettings,
     DynamicBootstrappingSettings,
     ELRPlusSettings,
     ELRSettings,
@@ -28,6 +29,7 @@ from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import FROM_THE_LOSS, LossDetector
 from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
+from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.elr_plus import ELRPlus
@@ -126,6 +128,28 @@ def build_dynamic_bootstrapping(settings: Settings, given: Given) -> Method:
     )
 
 
+def build_dsos(settings: Settings, given: Given) -> Method:
+    own = cast(DSOSSettings, settings.method_settings)
+    parts = settings.accumulate
+    half = max(settings.batch_size // 2 // parts, 2) * parts
+    main_batch_size = own.main_batch_size or half
+    if main_batch_size < 2 * parts:
+        raise InputError(
+            f"--main-batch-size {main_batch_size} must be at least twice --accumulate {parts}"
+        )
+    return DSOS(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        own.entropy_weight,
+        not own.as_released,
+        own.softening_temperature,
+        own.correct_above,
+        own.warmup_mixup,
+        main_batch_size,
+    )
+
+
 def build_pls(settings: Settings, given: Given) -> Method:
     own = cast(PLSSettings, settings.method_settings)
     options = pls_options(own, given.given_N, given.classes)
@@ -197,6 +221,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "co-teaching": build_co_teaching,
     "divide-mix": build_divide_mix,
     "dynamic-bootstrapping": build_dynamic_bootstrapping,
+    "dsos": build_dsos,
 }
 """How each method is built from the settings, by its name."""
 

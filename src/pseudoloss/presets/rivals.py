@@ -9,7 +9,14 @@ from typing import Any
 
 # Close to the network that made the published numbers (row 17).
 PAPER: dict[str, Any] = {"network": "preactresnet18-stemnorm"}
+POOLS = ("inet", "places")
 OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
+
+
+def mixed_noise(out: int, inside: int) -> str:
+    """Out-of-distribution and in-distribution noise, from percentages."""
+    return f"symmetric:{inside / 100:g}+out:{out / 100:g}"
+
 
 # The web sets, as PLS trains on them.
 WEB: dict[str, Any] = {
@@ -134,6 +141,23 @@ def _out_of_distribution_bootstrapping() -> dict[str, dict[str, Any]]:
     }
 
 
+def _dsos(out: int, inside: int) -> dict[str, Any]:
+    """The settings of DSOS's released script for CIFAR-100 with ImageNet32, used for Places365 too.
+    It mixes images during the warm-up where at most 60% of the labels are noisy: at 20+20 and
+    40+20, not at 60+20 and 40+40."""
+    return PAPER | {
+        "method": "dsos",
+        "corrupt": mixed_noise(out, inside),
+        "epochs": 100,
+        "warmup": 50,
+        "batch_size": 64,
+        "main_batch_size": 32,
+        "lr": 0.03,
+        "schedule": "steps:50,80:0.1",
+        "warmup_mixup": out + inside <= 60,
+    }
+
+
 RIVALS: dict[str, dict[str, Any]] = {
     **{f"cifar100-id{rate}-elr": _elr(rate / 100) for rate in (20, 50, 80)},
     **{f"cifar100-id{rate}-elr-plus": _elr_plus(rate) for rate in (0, 20, 50, 80)},
@@ -148,4 +172,9 @@ RIVALS: dict[str, dict[str, Any]] = {
         for rate, variant in _BOOTSTRAPPING.items()
     },
     **_out_of_distribution_bootstrapping(),
+    **{
+        f"cifar100-{pool}-{out}-{inside}-dsos": _dsos(out, inside)
+        for pool in POOLS
+        for out, inside in OUT_AND_IN
+    },
 }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoloss.config import EMBEDDED, EMBEDDED_NETWORK
-from pseudoloss.presets.rivals import OUT_AND_IN, PAPER, RIVALS, WEB
+from pseudoloss.presets.rivals import OUT_AND_IN, PAPER, RIVALS, WEB, mixed_noise
 
 _DIGITS: dict[str, Any] = {
     "network": "small-cnn",
@@ -49,8 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "cifar100-asym40": PAPER | {"corrupt": "asymmetric:0.4"},
     **{
-        f"cifar100-{pool}-{out}-{inside}": PAPER
-        | {"corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"}
+        f"cifar100-{pool}-{out}-{inside}": PAPER | {"corrupt": mixed_noise(out, inside)}
         for pool in ("inet", "places")
         for out, inside in OUT_AND_IN
     },

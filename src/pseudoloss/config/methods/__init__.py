@@ -4,6 +4,7 @@ from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
 from pseudoloss.config.methods.divide_mix import DivideMixSettings
+from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.elr_plus import ELRPlusSettings
@@ -15,6 +16,7 @@ __all__ = [
     "METHOD_SETTINGS",
     "CESettings",
     "CoTeachingSettings",
+    "DSOSSettings",
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
@@ -35,5 +37,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
+    "dsos": DSOSSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
