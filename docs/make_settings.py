@@ -55,6 +55,7 @@ TITLES = {
     "co-teaching": "Co-teaching",
     "divide-mix": "DivideMix",
     "dsos": "Dynamic Softening of Out-of-distribution Samples",
+    "rrl": "Robust Representation Learning",
 }
 
 WHEN = {
@@ -138,6 +139,13 @@ WHEN = {
     "correct_above": "Lower if few images are out-of-distribution.",
     "warmup_mixup": "Off where most labels are noisy, as the authors do.",
     "main_batch_size": "Larger for speed.",
+    "contrast_temperature": "Rarely.",
+    "instance_weight": "Rarely.",
+    "prototype_weight": "Lower if the loss becomes NaN or training is unstable.",
+    "prototype_ramp": "Shorter in short runs.",
+    "reconstruction_weight": "Rarely.",
+    "keep_threshold": "Higher (0.4) with few classes or few images, where wrong labels are kept.",
+    "use_threshold": "Lower if a notice says that few images are used.",
     "image_size": "Larger for details, smaller for speed.",
     "pad": "0 if a shift would cut off what matters.",
     "flip": "Off if left and right matter: digits, text, signs.",

@@ -97,6 +97,20 @@ def test_presets_of_dynamic_bootstrapping():
     assert NEEDS["cifar100-inet-40-20-dynamic-bootstrapping"] == "--pool POOL"
 
 
+def test_presets_of_rrl():
+    """One set of settings for all rows of both tables; only the noise differs."""
+    rows = [f"id{rate}" for rate in (0, 20, 50, 80)]
+    rows += [f"{pool}-{r}" for pool in ("inet", "places") for r in ("20-20", "40-20", "60-20")]
+    rows += ["inet-40-40", "places-40-40"]
+    for row in rows:
+        rrl = request(f"cifar100-{row}-rrl", None, {}).settings("default")
+        plain = request(f"cifar100-{row}", None, {}).settings("default")
+        assert rrl.corrupt == plain.corrupt
+        assert (rrl.method, rrl.projection, rrl.warmup, rrl.epochs) == ("rrl", 50, 15, 200)
+        assert (rrl.batch_size, rrl.lr, rrl.weight_decay) == (128, 0.02, 5e-4)
+    assert NEEDS["cifar100-inet-40-20-rrl"] == "--pool POOL"
+
+
 def test_what_presets_need_beside_them():
     assert NEEDS["cifar10n"] == "--corrupt human:FILE"
     assert NEEDS["cifar100-inet-40-20"] == "--pool POOL"

@@ -95,6 +95,7 @@ METHODS = {
         "epochs": 4,
     },
     "dsos": {},
+    "rrl": {"neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
     "toy": {"epochs": 4},
 }
 

@@ -26,6 +26,7 @@ RIVALS = {
     "divide-mix": {},
     "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
     "dsos": {"correct_above": 0.5},
+    "rrl": {"projection": 16, "neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
 }
 
 
@@ -43,10 +44,10 @@ def test_baselines_have_a_label_table_too(tiny_source, tiny_settings, method):
 # ------------------------------------------------------------------------------------ on digits
 
 
-def train_on_digits(tmp_path_factory, method, epochs):
+def train_on_digits(tmp_path_factory, method, epochs, warmup=1):
     """A short run on digits with 40% wrong labels."""
-    settings = {"preset": "digits-id40", "epochs": epochs, "warmup": 1, "batch_size": 64, "lr": 0.1}
-    settings |= {"method": method, "device": "cpu"} | RIVALS[method]
+    settings = {"preset": "digits-id40", "epochs": epochs, "batch_size": 64, "lr": 0.1}
+    settings |= {"warmup": warmup, "method": method, "device": "cpu"} | RIVALS[method]
     return pl.train("digits", tmp_path_factory.mktemp(method) / "run", quiet=True, **settings)
 
 
@@ -80,10 +81,15 @@ def dsos_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "dsos", 10)
 
 
+@pytest.fixture(scope="module")
+def rrl_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "rrl", 5, warmup=2)
+
+
 @pytest.fixture(
     params=[
         *("elr_run", "elr_plus_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
-        "dsos_run",
+        *("dsos_run", "rrl_run"),
     ]
 )
 def on_digits(request):
@@ -148,6 +154,7 @@ MORE = {
     "divide-mix": {"loss_epochs": 2},
     "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
     "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
+    "rrl": RIVALS["rrl"],
 }
 VOTE = {
     "method": "pls-plus",
@@ -237,6 +244,26 @@ def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
         assert names <= tensors.keys()
     roles = {name.split(".")[1] for name in tensors if name.startswith(("networks", "momentum"))}
     assert roles == {"first", "second"}
+
+
+def test_a_decoder_is_in_the_checkpoint_and_not_in_the_model(tmp_path, tiny_source):
+    """Nor is it needed for the model of a run that is not finished."""
+    out, settings = tmp_path / "run", TINY | {"method": "rrl", "device": "cpu"} | RIVALS["rrl"]
+    unfinished = pl.train(tiny_source, out, quiet=True, minutes=1e-9, **settings)
+    assert not unfinished.finished
+    tensors, _ = from_safetensors(out / "checkpoint" / "last.safetensors")
+    names = {"networks.net.decoder.weight", "momentum.net.decoder.weight"}
+    assert names | {"state.soft_NC", "state.prototype_CD", "state.used_N"} <= tensors.keys()
+    assert tensors["momentum.net.decoder.weight"].abs().sum() > 0
+    images, _ = make_images(12, size=8, seed=4)
+    so_far = open_model(out, notice=lambda text: None)
+    assert so_far.predict_proba(images).shape == (12, 4)
+    run = pl.train(tiny_source, out, quiet=True, resume=True)
+    for file in ("model", "best"):
+        weights, _ = from_safetensors(out / f"{file}.safetensors")
+        assert not [name for name in weights if "decoder" in name]
+    loaded = torch.from_numpy(open_model(out).predict_proba(images))
+    torch.testing.assert_close(loaded, torch.from_numpy(run.model.predict_proba(images)))
 
 
 # ------------------------------------------------------------------------------- held-out images

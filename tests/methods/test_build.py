@@ -14,6 +14,7 @@ from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.elr_plus import ELRPlus
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
+from pseudoloss.methods.rrl import RRL
 
 GIVEN = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 3])
 CLASSES = {
@@ -27,6 +28,7 @@ CLASSES = {
     "divide-mix": DivideMix,
     "dynamic-bootstrapping": DynamicBootstrapping,
     "dsos": DSOS,
+    "rrl": RRL,
 }
 
 

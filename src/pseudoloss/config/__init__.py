@@ -19,6 +19,7 @@ from pseudoloss.config.methods import (
     MixupSettings,
     PLSPlusSettings,
     PLSSettings,
+    RRLSettings,
 )
 from pseudoloss.config.settings import (
     EMBEDDED,
@@ -57,6 +58,7 @@ __all__ = [
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
+    "RRLSettings",
     "Settings",
     "all_setting_types",
     "as_flag",

@@ -19,11 +19,12 @@ from pseudoloss.config import (
     MixupSettings,
     PLSPlusSettings,
     PLSSettings,
+    RRLSettings,
     Settings,
     flag,
 )
 from pseudoloss.errors import InputError
-from pseudoloss.methods import detection, metrics, pls
+from pseudoloss.methods import detection, metrics, pls, rrl
 from pseudoloss.methods.base import Method, beta, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
@@ -150,6 +151,28 @@ def build_dsos(settings: Settings, given: Given) -> Method:
     )
 
 
+def build_rrl(settings: Settings, given: Given) -> Method:
+    own = cast(RRLSettings, settings.method_settings)
+    keep_threshold = own.keep_threshold
+    if keep_threshold is None:
+        keep_threshold = max(1 / given.classes, 0.02)
+    options = rrl.Options(
+        temperature=own.contrast_temperature,
+        instance_weight=own.instance_weight,
+        prototype_weight=own.prototype_weight,
+        ramp_epochs=own.prototype_ramp,
+        reconstruction_weight=own.reconstruction_weight,
+        lambda_rule=beta(own.mixup_alpha),
+        neighbours=own.neighbours,
+        keep_threshold=keep_threshold,
+        use_threshold=own.use_threshold,
+        one_chain=own.as_released,
+        dimensions=settings.projection,
+    )
+    length = (settings.epochs, settings.warmup_epochs)
+    return rrl.RRL(given.detector, options, *length, len(given.given_N))
+
+
 def build_pls(settings: Settings, given: Given) -> Method:
     own = cast(PLSSettings, settings.method_settings)
     options = pls_options(own, given.given_N, given.classes)
@@ -222,6 +245,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "divide-mix": build_divide_mix,
     "dynamic-bootstrapping": build_dynamic_bootstrapping,
     "dsos": build_dsos,
+    "rrl": build_rrl,
 }
 """How each method is built from the settings, by its name."""
 

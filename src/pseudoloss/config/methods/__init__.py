@@ -11,6 +11,7 @@ from pseudoloss.config.methods.elr_plus import ELRPlusSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
+from pseudoloss.config.methods.rrl import RRLSettings
 
 __all__ = [
     "METHOD_SETTINGS",
@@ -25,6 +26,7 @@ __all__ = [
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
+    "RRLSettings",
 ]
 
 METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
@@ -38,5 +40,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
     "dsos": DSOSSettings,
+    "rrl": RRLSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
