@@ -116,6 +116,8 @@ WHEN = {
     "loss_momentum": "0.8 if the share of flagged labels changes from epoch to epoch.",
     "warmup_trend": "If right labels are flagged.",
     "mode_gate": "If there may be no wrong labels; `metrics.jsonl` has the d′ of every epoch.",
+    "pseudo_label_views": "1 for speed.",
+    "opposite_flips": "To try; not with `--no-flip`.",
     "selection": "neighbours with very many wrong labels.",
     "neighbours": "Fewer in small datasets: at most the images of a class.",
     "neighbour_share": "Lower to flag fewer labels.",

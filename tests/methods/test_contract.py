@@ -67,6 +67,7 @@ VOTE = {
     "neighbours": 10,
     "neighbour_share": 0.7,
     "relabel": 0.8,
+    "pseudo_label_views": 1,
 }
 VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
 VARIANTS |= {"pls-plus, all": PLUS, "pls-plus, vote": VOTE}

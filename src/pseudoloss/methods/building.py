@@ -195,6 +195,8 @@ def build_pls_plus(settings: Settings, given: Given) -> Method:
         first_epoch_trust=own.first_epoch_trust,
         debias=own.debias,
         debias_momentum=own.debias_momentum,
+        one_view=own.pseudo_label_views == 1,
+        opposite_flips=own.opposite_flips,
         gamma=own.gamma,
         normalise=NORMALISE[own.pseudo_label_norm],
         ema_decay=own.ema_decay,
