@@ -52,6 +52,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "nesterov": {"optimiser": "nesterov", "lr": 0.2},
     "muon": {"optimiser": "muon", "lr": 0.02},
     "muon-fast": {"optimiser": "muon", "lr": 0.1},
+    "one-view": {"pseudo_label_views": 1},
+    "flips": {"opposite_flips": True},
     "second": {},  # a new network on the labels that the reference has corrected
 }
 
@@ -191,6 +193,19 @@ def keeps_auc(rule: Rule, loss: float) -> Rule:
     return stricter
 
 
+def faster(rule: Rule, share: float) -> Rule:
+    """... and the median time of an epoch of PLS falls by this share."""
+
+    def stricter(found: Compared) -> str:
+        arm, against = (
+            mean(run["epoch_seconds"]["pls"] for run in runs) for runs in (found.arm, found.against)
+        )
+        saved = 1 - arm / against
+        return f"reject (epochs {saved:.1%} faster)" if saved < share else rule(found)
+
+    return stricter
+
+
 # ------------------------------------------------------------------------------------------ trials
 
 
@@ -248,6 +263,8 @@ TRIALS: dict[str, Trial] = {
     "9a": Trial("nesterov", ("50",), FASTER, length="S"),
     "9b": Trial("muon", ("50",), FASTER, length="S"),
     "9c": Trial("muon-fast", ("50",), FASTER, length="S"),
+    "10a": Trial("one-view", ("50",), faster(on_average(-0.2), 0.04), length="S"),
+    "10b": Trial("flips", ("50",), on_average(0.0), length="S"),
     "11": Trial("second", SYMMETRIC),
 }
 STACK = "12"  # the number of the trial of what was accepted

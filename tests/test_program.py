@@ -292,6 +292,13 @@ def test_special_rules(programs):
     finds = trials.finds_noise(trials.general, "20", 0.82, 0.97)
     assert finds(compared(trials, {"20": [1.0]}, arm=[low])) == "reject (precision 0.800 at 20)"
     assert finds(compared(trials, {"20": [1.0]}, arm=[low, high])) == "accept"
+    faster, against = (
+        trials.faster(trials.on_average(-0.2), 0.04),
+        [{"epoch_seconds": {"pls": 1.0}}],
+    )
+    for seconds, verdict in ((0.97, "reject (epochs 3.0% faster)"), (0.9, "accept")):
+        arm = [{"epoch_seconds": {"pls": seconds}}]
+        assert faster(compared(trials, {"50": [0.0]}, arm=arm, against=against)) == verdict
     keeps = trials.keeps_auc(trials.on_average(0.8), 0.01)
     against = [{"auc_by_epoch": [None, 0.9, 0.9]}]
     for auc, verdict in ((0.88, "reject (AUC 0.880 after 0.900)"), (0.895, "accept")):

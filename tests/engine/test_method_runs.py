@@ -21,6 +21,7 @@ from pseudoloss.runs import open_model
 
 RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
+    "elr-plus": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
     "divide-mix": {},
     "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
@@ -57,6 +58,11 @@ def elr_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def elr_plus_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "elr-plus", 4)
+
+
+@pytest.fixture(scope="module")
 def co_teaching_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "co-teaching", 4)
 
@@ -88,7 +94,7 @@ def evidential_mix_run(tmp_path_factory):
 
 @pytest.fixture(
     params=[
-        *("elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
+        *("elr_run", "elr_plus_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
         *("dsos_run", "rrl_run", "evidential_mix_run"),
     ]
 )
@@ -239,6 +245,7 @@ def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
         "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
         "evidential-mix": {"state.p_N3", "state.clean_N", "state.closed_N"},
         "elr": {"state.target_NC"},
+        "elr-plus": {"state.target_2NC", "state.seen_2"},
         "dynamic-bootstrapping": {"state.high_T", "state.temperature", "state.unfitted"},
         "co-teaching": {"state.kept", "state.confidence_N"},
     }

@@ -67,6 +67,7 @@ VOTE = {
     "neighbours": 10,
     "neighbour_share": 0.7,
     "relabel": 0.8,
+    "pseudo_label_views": 1,
 }
 VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
 VARIANTS |= {"pls-plus, all": PLUS, "pls-plus, vote": VOTE}
@@ -420,7 +421,8 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr", "evidential_mix"),
+    *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr", "elr_plus"),
+    "evidential_mix",
     *("mixup", "pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "rrl"),
     "split_notices",
 }

@@ -7,6 +7,7 @@ from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.elr_plus import ELRPlusSettings
 from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
 from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
@@ -22,6 +23,7 @@ __all__ = [
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
+    "ELRPlusSettings",
     "ELRSettings",
     "EvidentialMixSettings",
     "MixMatchSettings",
@@ -37,6 +39,7 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
+    "elr-plus": ELRPlusSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
