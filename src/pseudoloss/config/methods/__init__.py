@@ -7,6 +7,9 @@ from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.elr_plus import ELRPlusSettings
+from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
+from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
@@ -20,7 +23,10 @@ __all__ = [
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
+    "ELRPlusSettings",
     "ELRSettings",
+    "EvidentialMixSettings",
+    "MixMatchSettings",
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
@@ -33,10 +39,12 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
+    "elr-plus": ELRPlusSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
     "dsos": DSOSSettings,
     "rrl": RRLSettings,
+    "evidential-mix": EvidentialMixSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
