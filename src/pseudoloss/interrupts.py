@@ -44,7 +44,8 @@ def renamed(error: KeyboardInterrupt, text: str) -> Interrupted:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """For a command: the first signal raises `Interrupted`, the second ends the process."""
+    """For a command: the first signal raises `Interrupted`, the second ends the process. While
+    Python imports a module, the first ends it too: modules can turn an exception into another."""
     asked = False
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -52,10 +53,19 @@ def raised() -> Iterator[None]:
         if asked:
             exit_now(number)
         asked = True
+        if _in_an_import(frame):
+            tell("interrupted; run the same command again")
+            os._exit(128 + number)
         raise Interrupted(number)
 
     with _handled(handle):
         yield
+
+
+def _in_an_import(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 class Stop:

@@ -481,6 +481,24 @@ def test_a_signal_to_predict_is_one_line(tiny_run, photos, monkeypatch, capsys, 
     assert capsys.readouterr().err == "pseudoloss: interrupted; run the same command again\n"
 
 
+def test_a_signal_during_an_import_ends_the_command_with_one_line(tmp_path):
+    """... also if the module would turn the exception into another one, as NumPy does."""
+    (tmp_path / "slow.py").write_text(
+        "import signal\n"
+        "try:\n    signal.raise_signal(signal.SIGTERM)\n"
+        "except BaseException as error:\n    raise ImportError('broken') from error\n"
+    )
+    program = "from pseudoloss.interrupts import raised\nwith raised():\n    import slow\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 143
+    assert done.stderr == "pseudoloss: interrupted; run the same command again\n"
+
+
 @pytest.mark.parametrize("wait", [0.1, 0.5])
 def test_two_signals_while_a_command_starts(tmp_path, wait):
     """There is no traceback; before Python has loaded the program, a signal ends it as usual."""
