@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pseudoloss.config import Settings
 from pseudoloss.data import Data
@@ -79,12 +79,22 @@ def build_model(
 def follow(network: Network, followed: Network, ema: Ema, state: object) -> None:
     """One step of an exponential moving average."""
     decay = ema.decay(state) if callable(ema.decay) else ema.decay
-    own, other = list(network.parameters()), list(followed.parameters())
-    for parameter, value in zip(own, other, strict=True):
-        parameter.lerp_(value, 1 - decay)
+    own: list[Tensor] = list(network.parameters())
+    other: list[Tensor] = list(followed.parameters())
+    if isinstance(decay, float):  # one kernel
+        torch._foreach_lerp_(own, other, 1 - decay)
+    else:
+        for parameter, value in zip(own, other, strict=True):
+            parameter.lerp_(value, 1 - decay)
     if ema.copy_buffers:
+        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for buffer, other_buffer in zip(network.buffers(), followed.buffers(), strict=True):
-            buffer.copy_(other_buffer)
+            for tensors, tensor in zip(
+                kinds.setdefault(buffer.dtype, ([], [])), (buffer, other_buffer), strict=True
+            ):
+                tensors.append(tensor)
+        for buffers, others in kinds.values():
+            torch._foreach_copy_(buffers, others)
 
 
 @torch.no_grad()
