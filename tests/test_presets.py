@@ -72,6 +72,17 @@ def test_presets_of_divide_mix():
     assert (web.image_size, web.method_settings.lambda_u) == (448, 0)
 
 
+def test_presets_of_elr_plus():
+    for noise in (0, 20, 50, 80):
+        found = request(f"cifar100-id{noise}-elr-plus", None, {}).settings("default")
+        assert found.corrupt == (f"symmetric:{noise / 100:g}" if noise else None)
+        assert (found.epochs, found.warmup, found.batch_size, found.lr) == (250, 0, 128, 0.02)
+        assert (found.schedule, found.weight_decay) == ("steps:200:0.1", 5e-4)
+        own = found.method_settings
+        assert (own.elr_lambda, own.elr_beta, own.mixup_alpha) == (7, 0.9, 1)
+        assert (own.ema_decay, own.ramp_steps) == (0.997, 40_000)
+
+
 def test_presets_of_dynamic_bootstrapping():
     """Each row has the variant that made its number, or is better at its noise rate."""
     variants = {"id0": "s", "id20": "s", "id50": "s", "id80": "h"}

@@ -87,6 +87,7 @@ METHODS = {
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
     "divide-mix": {"batch_size": 8, "loss_epochs": 2},
+    "elr-plus": {"ramp_steps": 6},
     "dynamic-bootstrapping": {"epochs": 4},
     "dynamic-bootstrapping, mixing by outputs": {
         "bootstrapping": "soft-to-hard",

@@ -21,6 +21,7 @@ from pseudoloss.runs import open_model
 
 RIVALS = {
     "elr": {"elr_lambda": 3, "elr_beta": 0.7},
+    "elr-plus": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 2, "ensemble": True},
     "divide-mix": {},
     "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
@@ -56,6 +57,11 @@ def elr_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def elr_plus_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "elr-plus", 4)
+
+
+@pytest.fixture(scope="module")
 def co_teaching_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "co-teaching", 4)
 
@@ -82,7 +88,7 @@ def rrl_run(tmp_path_factory):
 
 @pytest.fixture(
     params=[
-        *("elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
+        *("elr_run", "elr_plus_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
         *("dsos_run", "rrl_run"),
     ]
 )
@@ -227,6 +233,7 @@ def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
     wanted = {
         "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
         "elr": {"state.target_NC"},
+        "elr-plus": {"state.target_2NC", "state.seen_2"},
         "dynamic-bootstrapping": {"state.high_T", "state.temperature", "state.unfitted"},
         "co-teaching": {"state.kept", "state.confidence_N"},
     }

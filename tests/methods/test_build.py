@@ -11,6 +11,7 @@ from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.elr_plus import ELRPlus
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
 from pseudoloss.methods.rrl import RRL
@@ -22,6 +23,7 @@ CLASSES = {
     "ce": CrossEntropy,
     "mixup": Mixup,
     "elr": ELR,
+    "elr-plus": ELRPlus,
     "co-teaching": CoTeaching,
     "divide-mix": DivideMix,
     "dynamic-bootstrapping": DynamicBootstrapping,

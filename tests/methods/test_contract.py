@@ -419,8 +419,9 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr", "mixup"),
-    *("pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "rrl", "split_notices"),
+    *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr", "elr_plus"),
+    *("mixup", "pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "rrl"),
+    "split_notices",
 }
 
 

@@ -23,6 +23,7 @@ PLS_FORMS = [
 FORMS = {name: {"method": name} for name in METHOD_SETTINGS}
 FORMS |= {f"pls {i}": {"method": "pls", **form} for i, form in enumerate(PLS_FORMS, 1)}
 FORMS |= {"elr, strong": {"method": "elr", "elr_lambda": 1000.0, "elr_beta": 0.0}}
+FORMS |= {"elr-plus, strong": {"method": "elr-plus", "elr_lambda": 1000.0, "ramp_steps": 1}}
 FORMS |= {
     "divide-mix, all": {"method": "divide-mix", "lambda_u": 1000.0, "warmup_penalty": 10.0}
     | {"temperature": 0.05, "mixup_alpha": 0.1}

@@ -76,25 +76,15 @@ def build_model(
 
 
 @torch.no_grad()
-def follow(network: Network, followed: Network, ema: Ema, state: object) -> None:
-    """One step of an exponential moving average."""
+def follow(network: Network, followed: Network, ema: Ema, state: object, skip: Tensor) -> None:
+    """One step of an exponential moving average; none if `skip` is true."""
     decay = ema.decay(state) if callable(ema.decay) else ema.decay
-    own: list[Tensor] = list(network.parameters())
-    other: list[Tensor] = list(followed.parameters())
-    if isinstance(decay, float):  # one kernel
-        torch._foreach_lerp_(own, other, 1 - decay)
-    else:
-        for parameter, value in zip(own, other, strict=True):
-            parameter.lerp_(value, 1 - decay)
+    own, other = list(network.parameters()), list(followed.parameters())
+    for parameter, value in zip(own, other, strict=True):
+        parameter.copy_(torch.where(skip, parameter, torch.lerp(parameter, value, 1 - decay)))
     if ema.copy_buffers:
-        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for buffer, other_buffer in zip(network.buffers(), followed.buffers(), strict=True):
-            for tensors, tensor in zip(
-                kinds.setdefault(buffer.dtype, ([], [])), (buffer, other_buffer), strict=True
-            ):
-                tensors.append(tensor)
-        for buffers, others in kinds.values():
-            torch._foreach_copy_(buffers, others)
+            buffer.copy_(other_buffer)
 
 
 @torch.no_grad()

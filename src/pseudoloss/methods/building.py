@@ -14,6 +14,7 @@ from pseudoloss.config import (
     DivideMixSettings,
     DSOSSettings,
     DynamicBootstrappingSettings,
+    ELRPlusSettings,
     ELRSettings,
     MixupSettings,
     PLSPlusSettings,
@@ -32,6 +33,7 @@ from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.elr_plus import ELRPlus
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_metrics import of_pseudo_labels
@@ -75,6 +77,22 @@ def build_elr(settings: Settings, given: Given) -> Method:
     own = cast(ELRSettings, settings.method_settings)
     length = (settings.epochs, settings.warmup_epochs)
     return ELR(given.detector, *length, own.elr_lambda, own.elr_beta)
+
+
+def build_elr_plus(settings: Settings, given: Given) -> Method:
+    own = cast(ELRPlusSettings, settings.method_settings)
+    return ELRPlus(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        strength=own.elr_lambda,
+        beta=own.elr_beta,
+        alpha=own.mixup_alpha,
+        decay=own.ema_decay,
+        batch_size=settings.batch_size,
+        steps=max(len(given.given_N) // settings.batch_size, 1) * settings.epochs,
+        ramp_steps=own.ramp_steps,
+    )
 
 
 def build_co_teaching(settings: Settings, given: Given) -> Method:
@@ -224,6 +242,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "ce": build_ce,
     "mixup": build_mixup,
     "elr": build_elr,
+    "elr-plus": build_elr_plus,
     "co-teaching": build_co_teaching,
     "divide-mix": build_divide_mix,
     "dynamic-bootstrapping": build_dynamic_bootstrapping,

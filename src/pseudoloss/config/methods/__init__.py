@@ -7,6 +7,7 @@ from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.elr_plus import ELRPlusSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
@@ -20,6 +21,7 @@ __all__ = [
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
+    "ELRPlusSettings",
     "ELRSettings",
     "MixupSettings",
     "PLSPlusSettings",
@@ -33,6 +35,7 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
+    "elr-plus": ELRPlusSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
