@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rrl": {"method": "rrl"},
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},
     "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
+    "evidential-mix": {"method": "evidential-mix"},
     "no correction": {"correct": False},
     "no contrast": {"contrast": False},
     "no trust in classification": {"trust_in_classification": False},

@@ -56,6 +56,7 @@ TITLES = {
     "divide-mix": "DivideMix",
     "dsos": "Dynamic Softening of Out-of-distribution Samples",
     "rrl": "Robust Representation Learning",
+    "evidential-mix": "EvidentialMix",
 }
 
 WHEN = {
@@ -132,6 +133,7 @@ WHEN = {
     "temperature": "Closer to 1 if refined labels are confident and wrong.",
     "lambda_u": "0 with few wrong labels, 150 with half of them or more (100 classes).",
     "ramp_epochs": "Rarely.",
+    "classifier_warmup": "Longer if the classifier has learned little when the warm-up ends.",
     "loss_epochs": "5 with very many wrong labels.",
     "warmup_penalty": "1 if wrong labels are mostly of one similar class.",
     "ensemble": "To predict with both networks, at twice the cost.",

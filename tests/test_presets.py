@@ -83,6 +83,17 @@ def test_presets_of_elr_plus():
         assert (own.ema_decay, own.ramp_steps) == (0.997, 40_000)
 
 
+def test_presets_of_evidential_mix():
+    for pool, out, inside in (("inet", 20, 20), ("places", 60, 20)):
+        name = f"cifar100-{pool}-{out}-{inside}"
+        found = request(f"{name}-evidential-mix", None, {}).settings("default")
+        assert found.corrupt == request(name, None, {}).settings("default").corrupt
+        assert NEEDS[f"{name}-evidential-mix"] == "--pool POOL"
+        assert (found.epochs, found.warmup, found.schedule) == (230, 30, "steps:131:0.1")
+        own = found.method_settings
+        assert (own.classifier_warmup, own.lambda_u, own.as_released) == (10, 25, False)
+
+
 def test_presets_of_dynamic_bootstrapping():
     """Each row has the variant that made its number, or is better at its noise rate."""
     variants = {"id0": "s", "id20": "s", "id50": "s", "id80": "h"}

@@ -27,6 +27,7 @@ RIVALS = {
     "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
     "dsos": {"correct_above": 0.5},
     "rrl": {"projection": 16, "neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
+    "evidential-mix": {"classifier_warmup": 1},
 }
 
 
@@ -44,10 +45,10 @@ def test_baselines_have_a_label_table_too(tiny_source, tiny_settings, method):
 # ------------------------------------------------------------------------------------ on digits
 
 
-def train_on_digits(tmp_path_factory, method, epochs, warmup=1):
+def train_on_digits(tmp_path_factory, method, epochs, **changes):
     """A short run on digits with 40% wrong labels."""
-    settings = {"preset": "digits-id40", "epochs": epochs, "batch_size": 64, "lr": 0.1}
-    settings |= {"warmup": warmup, "method": method, "device": "cpu"} | RIVALS[method]
+    settings = {"preset": "digits-id40", "epochs": epochs, "warmup": 1, "batch_size": 64, "lr": 0.1}
+    settings |= {"method": method, "device": "cpu"} | RIVALS[method] | changes
     return pl.train("digits", tmp_path_factory.mktemp(method) / "run", quiet=True, **settings)
 
 
@@ -86,10 +87,15 @@ def rrl_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "rrl", 5, warmup=2)
 
 
+@pytest.fixture(scope="module")
+def evidential_mix_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "evidential-mix", 6, warmup=3, batch_size=32)
+
+
 @pytest.fixture(
     params=[
         *("elr_run", "elr_plus_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
-        *("dsos_run", "rrl_run"),
+        *("dsos_run", "rrl_run", "evidential_mix_run"),
     ]
 )
 def on_digits(request):
@@ -100,9 +106,13 @@ def test_rivals_learn_despite_the_noise(on_digits):
     summary = on_digits.summary
     assert summary["accuracy"]["last"] > 90
     assert summary["detection"]["auc"] > 0.97
-    assert summary["detection"]["precision"] > 0.9
+    assert summary["detection"]["recall"] > 0.85
     assert summary["pseudo_labels"]["accuracy"] > 85
-    assert summary["pseudo_labels"]["auc"] > 0.75
+    if summary["method"] == "evidential-mix":  # doubtful images count as of no class
+        assert summary["detection"]["precision"] > 0.65
+    else:
+        assert summary["detection"]["precision"] > 0.9
+        assert summary["pseudo_labels"]["auc"] > 0.75
 
 
 def test_the_label_table_of_rivals_has_trust_and_suggestions(on_digits):
@@ -152,6 +162,7 @@ MORE = {
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
     "divide-mix": {"loss_epochs": 2},
+    "evidential-mix": {"classifier_warmup": 1, "as_released": True},
     "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
     "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
     "rrl": RIVALS["rrl"],
@@ -232,6 +243,7 @@ def test_averaged_weights_follow_and_both_accuracies_are_measured(tmp_path, tiny
 def test_a_method_keeps_its_state_in_the_checkpoint(tmp_path, tiny_source):
     wanted = {
         "divide-mix": {"state.w_2N", "state.keeps_2N", "state.recent_2EN", "state.scored"},
+        "evidential-mix": {"state.p_N3", "state.clean_N", "state.closed_N"},
         "elr": {"state.target_NC"},
         "elr-plus": {"state.target_2NC", "state.seen_2"},
         "dynamic-bootstrapping": {"state.high_T", "state.temperature", "state.unfitted"},

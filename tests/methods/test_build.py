@@ -12,6 +12,7 @@ from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.elr_plus import ELRPlus
+from pseudoloss.methods.evidential_mix import EvidentialMix
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
 from pseudoloss.methods.rrl import RRL
@@ -29,6 +30,7 @@ CLASSES = {
     "dynamic-bootstrapping": DynamicBootstrapping,
     "dsos": DSOS,
     "rrl": RRL,
+    "evidential-mix": EvidentialMix,
 }
 
 

@@ -140,7 +140,7 @@ def scorer_of(method, seed=0, n=N):
     random = torch.Generator().manual_seed(seed)
 
     def logits():
-        return 4 * F.one_hot(TRUE[:n], C) + torch.randn(n, C, generator=random)
+        return 8 * F.one_hot(TRUE[:n], C) + torch.randn(n, C, generator=random)
 
     plain = logits()
     weak = [logits(), logits()]
@@ -164,7 +164,9 @@ def test_every_method_has_settings_and_a_builder():
 def test_the_phases_add_up_to_the_epochs(variant, warmup):
     phases = method_of(variant, warmup=warmup).phases()
     assert sum(phase.epochs for phase in phases) == EPOCHS
-    assert (phases[0].name, phases[0].epochs) == ("warm-up", warmup)
+    assert phases[0].name == "warm-up"
+    of_warmup = [phase.epochs for phase in phases if phase.name.startswith("warm-up")]
+    assert sum(of_warmup) == warmup
     assert len({phase.name for phase in phases}) == len(phases)
 
 
@@ -420,6 +422,7 @@ GENERIC = [
 ] + [SOURCE / "runs.py"]
 MODULES = {
     *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr", "elr_plus"),
+    "evidential_mix",
     *("mixup", "pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "rrl"),
     "split_notices",
 }
@@ -451,7 +454,7 @@ def test_the_engine_knows_no_method_by_name(path):
 
 def test_the_list_of_method_modules_is_complete():
     shared = {"__init__", "base", "building", "detection", "label_scores", "latent", "metrics"}
-    shared |= {"beta_mixture", "mixmatch", "mixture"}
+    shared |= {"beta_mixture", "gaussian_mixture", "mixmatch", "mixture"}
     assert {path.stem for path in (SOURCE / "methods").glob("*.py")} == MODULES | shared
 
 

@@ -28,6 +28,9 @@ FORMS |= {
     "divide-mix, all": {"method": "divide-mix", "lambda_u": 1000.0, "warmup_penalty": 10.0}
     | {"temperature": 0.05, "mixup_alpha": 0.1}
 }
+FORMS |= {
+    "evidential-mix, all": {"method": "evidential-mix", "lambda_u": 1000.0, "temperature": 0.05}
+}
 FORMS |= {"co-teaching, all": {"method": "co-teaching", "forget_rate": 0.99, "forget_epochs": 1}}
 FORMS |= {
     "soft-to-hard": {

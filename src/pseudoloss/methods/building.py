@@ -16,6 +16,8 @@ from pseudoloss.config import (
     DynamicBootstrappingSettings,
     ELRPlusSettings,
     ELRSettings,
+    EvidentialMixSettings,
+    MixMatchSettings,
     MixupSettings,
     PLSPlusSettings,
     PLSSettings,
@@ -24,16 +26,18 @@ from pseudoloss.config import (
     flag,
 )
 from pseudoloss.errors import InputError
-from pseudoloss.methods import detection, metrics, pls, rrl
+from pseudoloss.methods import detection, evidential_mix, metrics, pls, rrl
 from pseudoloss.methods.base import Method, beta, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import FROM_THE_LOSS, LossDetector
-from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
+from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.elr_plus import ELRPlus
+from pseudoloss.methods.evidential_mix import EvidentialMix
+from pseudoloss.methods.mixmatch import MixMatchOptions
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_metrics import of_pseudo_labels
@@ -105,8 +109,7 @@ def build_divide_mix(settings: Settings, given: Given) -> Method:
     own = cast(DivideMixSettings, settings.method_settings)
     return DivideMix(
         given.detector,
-        MixMatchOptions(own.mixup_alpha, own.temperature, own.lambda_u, own.ramp_epochs),
-        _prior("uniform", given.given_N, given.classes),
+        _mixmatch(own, given),
         settings.epochs,
         settings.warmup_epochs,
         settings.batch_size,
@@ -171,6 +174,30 @@ def build_rrl(settings: Settings, given: Given) -> Method:
     )
     length = (settings.epochs, settings.warmup_epochs)
     return rrl.RRL(given.detector, options, *length, len(given.given_N))
+
+
+def build_evidential_mix(settings: Settings, given: Given) -> Method:
+    own = cast(EvidentialMixSettings, settings.method_settings)
+    return EvidentialMix(
+        given.detector,
+        _mixmatch(own, given),
+        evidential_mix.RELEASED if own.as_released else evidential_mix.PAPER,
+        settings.epochs,
+        settings.warmup_epochs,
+        min(own.classifier_warmup, settings.warmup_epochs),
+        settings.batch_size,
+        settings.lr,
+    )
+
+
+def _mixmatch(own: MixMatchSettings, given: Given) -> MixMatchOptions:
+    return MixMatchOptions(
+        own.mixup_alpha,
+        own.temperature,
+        own.lambda_u,
+        own.ramp_epochs,
+        _prior("uniform", given.given_N, given.classes),
+    )
 
 
 def build_pls(settings: Settings, given: Given) -> Method:
@@ -248,6 +275,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "dynamic-bootstrapping": build_dynamic_bootstrapping,
     "dsos": build_dsos,
     "rrl": build_rrl,
+    "evidential-mix": build_evidential_mix,
 }
 """How each method is built from the settings, by its name."""
 

@@ -305,7 +305,7 @@ def stale_prototypes(state: RRLState, classes: Sequence[str]) -> str | None:
             f"{found[0]}, and keep their"
         )
     return (
-        f"{subject} earlier prototype. If images are labelled so, try a lower --keep-threshold or "
+        f"{subject} earlier prototype. If there are such images, try a lower --keep-threshold or "
         "--use-threshold."
     )
 

@@ -8,6 +8,8 @@ from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.elr_plus import ELRPlusSettings
+from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
+from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
@@ -23,6 +25,8 @@ __all__ = [
     "DynamicBootstrappingSettings",
     "ELRPlusSettings",
     "ELRSettings",
+    "EvidentialMixSettings",
+    "MixMatchSettings",
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
@@ -41,5 +45,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
     "dsos": DSOSSettings,
     "rrl": RRLSettings,
+    "evidential-mix": EvidentialMixSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
