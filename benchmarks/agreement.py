@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "co-teaching": {"method": "co-teaching"},
     "divide-mix": {"method": "divide-mix"},
     "dsos": {"method": "dsos"},
+    "jo-src": {"method": "jo-src"},
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},
     "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
     "no correction": {"correct": False},

@@ -54,6 +54,7 @@ TITLES = {
     "co-teaching": "Co-teaching",
     "divide-mix": "DivideMix",
     "dsos": "Dynamic Softening of Out-of-distribution Samples",
+    "jo-src": "Jo-SRC",
 }
 
 WHEN = {
@@ -136,6 +137,11 @@ WHEN = {
     "correct_above": "Lower if few images are out-of-distribution.",
     "warmup_mixup": "Off where most labels are noisy, as the authors do.",
     "main_batch_size": "Larger for speed.",
+    "label_smoothing": "0.1 to 0.3 with ten classes.",
+    "clean_threshold": "Lower if almost all labels are flagged.",
+    "last_clean_threshold": "Lower if more and more labels are flagged.",
+    "consistency": "Rarely.",
+    "largest_divergence": "Larger, such as 1000000, to repeat the paper.",
     "image_size": "Larger for details, smaller for speed.",
     "pad": "0 if a shift would cut off what matters.",
     "flip": "Off if left and right matter: digits, text, signs.",

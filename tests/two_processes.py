@@ -94,6 +94,7 @@ METHODS = {
         "epochs": 4,
     },
     "dsos": {},
+    "jo-src": {"label_smoothing": 0.1},
     "toy": {"epochs": 4},
 }
 

@@ -25,6 +25,7 @@ RIVALS = {
     "divide-mix": {},
     "dynamic-bootstrapping": {"bootstrapping": "soft-to-hard", "guided_epochs": 1},
     "dsos": {"correct_above": 0.5},
+    "jo-src": {"label_smoothing": 0.3, "last_clean_threshold": 0.8},
 }
 
 
@@ -74,8 +75,16 @@ def dsos_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "dsos", 10)
 
 
+@pytest.fixture(scope="module")
+def jo_src_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "jo-src", 5)
+
+
 @pytest.fixture(
-    params=["elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run", "dsos_run"]
+    params=[
+        *("elr_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
+        *("dsos_run", "jo_src_run"),
+    ]
 )
 def on_digits(request):
     return request.getfixturevalue(request.param)
@@ -139,6 +148,7 @@ MORE = {
     "divide-mix": {"loss_epochs": 2},
     "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
     "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
+    "jo-src": {"label_smoothing": 0.2, "ema_decay": 0.8},
 }
 VOTE = {
     "method": "pls-plus",

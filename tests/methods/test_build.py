@@ -11,6 +11,7 @@ from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.jo_src import JoSRC
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
 
@@ -25,6 +26,7 @@ CLASSES = {
     "divide-mix": DivideMix,
     "dynamic-bootstrapping": DynamicBootstrapping,
     "dsos": DSOS,
+    "jo-src": JoSRC,
 }
 
 

@@ -69,6 +69,7 @@ VOTE = {
     "relabel": 0.8,
 }
 VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
+VARIANTS["jo-src"] |= {"label_smoothing": 0.1}  # for few classes
 VARIANTS |= {"pls-plus, all": PLUS, "pls-plus, vote": VOTE}
 VARIANTS["soft-to-hard"] = {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"}
 variants = pytest.mark.parametrize("variant", VARIANTS)
@@ -408,7 +409,8 @@ GENERIC = [
     for path in sorted((SOURCE / folder).rglob("*.py"))
 ] + [SOURCE / "runs.py"]
 MODULES = {
-    *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr", "mixup"),
+    *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr"),
+    *("jo_src", "mixup"),
     *("pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "split_notices"),
 }
 

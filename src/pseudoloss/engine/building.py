@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pseudoloss.config import Settings
 from pseudoloss.data import Data
@@ -75,12 +75,12 @@ def build_model(
 
 
 @torch.no_grad()
-def follow(network: Network, followed: Network, ema: Ema, state: object) -> None:
-    """One step of an exponential moving average."""
+def follow(network: Network, followed: Network, ema: Ema, state: object, skip: Tensor) -> None:
+    """One step of an exponential moving average; none if `skip` is true."""
     decay = ema.decay(state) if callable(ema.decay) else ema.decay
     own, other = list(network.parameters()), list(followed.parameters())
     for parameter, value in zip(own, other, strict=True):
-        parameter.lerp_(value, 1 - decay)
+        parameter.copy_(torch.where(skip, parameter, torch.lerp(parameter, value, 1 - decay)))
     if ema.copy_buffers:
         for buffer, other_buffer in zip(network.buffers(), followed.buffers(), strict=True):
             buffer.copy_(other_buffer)

@@ -130,7 +130,7 @@ def make_step(
         if at_rest is not None:
             torch._foreach_copy_(resting, at_rest.split([len(s) for s in resting]))
         for role, ema in followers.items():
-            follow(networks[role], networks[ema.of], ema, state)
+            follow(networks[role], networks[ema.of], ema, state, is_bad)
         feed.step += 1
 
     def loss_of_finite(outputs: dict[str, Outputs], batch: Batch, state: Any) -> Tensor:

@@ -15,6 +15,7 @@ from pseudoloss.config import (
     DSOSSettings,
     DynamicBootstrappingSettings,
     ELRSettings,
+    JoSRCSettings,
     MixupSettings,
     PLSPlusSettings,
     PLSSettings,
@@ -31,6 +32,7 @@ from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.jo_src import JoSRC
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_metrics import of_pseudo_labels
@@ -132,6 +134,26 @@ def build_dsos(settings: Settings, given: Given) -> Method:
     )
 
 
+def build_jo_src(settings: Settings, given: Given) -> Method:
+    own = cast(JoSRCSettings, settings.method_settings)
+    first, last = own.clean_threshold, own.last_clean_threshold
+    if last < first:
+        raise InputError(
+            f"--last-clean-threshold {last:g} must be at least the --clean-threshold {first:g}"
+        )
+    return JoSRC(
+        given.detector,
+        given.classes,
+        settings.epochs,
+        settings.warmup_epochs,
+        own.label_smoothing,
+        (first, last),
+        own.consistency,
+        own.ema_decay,
+        own.largest_divergence,
+    )
+
+
 def build_pls(settings: Settings, given: Given) -> Method:
     own = cast(PLSSettings, settings.method_settings)
     options = pls_options(own, given.given_N, given.classes)
@@ -203,6 +225,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "divide-mix": build_divide_mix,
     "dynamic-bootstrapping": build_dynamic_bootstrapping,
     "dsos": build_dsos,
+    "jo-src": build_jo_src,
 }
 """How each method is built from the settings, by its name."""
 

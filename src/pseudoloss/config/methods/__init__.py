@@ -7,6 +7,7 @@ from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.jo_src import JoSRCSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
@@ -20,6 +21,7 @@ __all__ = [
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
     "ELRSettings",
+    "JoSRCSettings",
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
@@ -35,5 +37,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
     "dsos": DSOSSettings,
+    "jo-src": JoSRCSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
