@@ -273,7 +273,7 @@ def test_replacing_the_method_keeps_what_both_methods_have():
         ("elr", "gamma", 1, "pls and pls-plus"),
         ("mixup", "mixup", False, "pls and pls-plus"),
         ("ce", "forget_rate", 0.2, "co-teaching"),
-        ("pls", "elr_lambda", 3, "elr"),
+        ("pls", "elr_lambda", 3, "elr and elr-plus"),
         ("co-teaching", "contrast", True, "pls and pls-plus"),
     ],
 )

@@ -85,6 +85,28 @@ def test_presets_of_divide_mix():
     assert (web.image_size, web.method_settings.lambda_u) == (448, 0)
 
 
+def test_presets_of_elr_plus():
+    for noise in (0, 20, 50, 80):
+        found = request(f"cifar100-id{noise}-elr-plus", None, {}).settings("default")
+        assert found.corrupt == (f"symmetric:{noise / 100:g}" if noise else None)
+        assert (found.epochs, found.warmup, found.batch_size, found.lr) == (250, 0, 128, 0.02)
+        assert (found.schedule, found.weight_decay) == ("steps:200:0.1", 5e-4)
+        own = found.method_settings
+        assert (own.elr_lambda, own.elr_beta, own.mixup_alpha) == (7, 0.9, 1)
+        assert (own.ema_decay, own.ramp_steps) == (0.997, 40_000)
+
+
+def test_presets_of_evidential_mix():
+    for pool, out, inside in (("inet", 20, 20), ("places", 60, 20)):
+        name = f"cifar100-{pool}-{out}-{inside}"
+        found = request(f"{name}-evidential-mix", None, {}).settings("default")
+        assert found.corrupt == request(name, None, {}).settings("default").corrupt
+        assert NEEDS[f"{name}-evidential-mix"] == "--pool POOL"
+        assert (found.epochs, found.warmup, found.schedule) == (230, 30, "steps:131:0.1")
+        own = found.method_settings
+        assert (own.classifier_warmup, own.lambda_u, own.as_released) == (10, 25, False)
+
+
 def test_presets_of_dynamic_bootstrapping():
     """Each row has the variant that made its number, or is better at its noise rate."""
     variants = {"id0": "s", "id20": "s", "id50": "s", "id80": "h"}
@@ -97,6 +119,20 @@ def test_presets_of_dynamic_bootstrapping():
         assert (own.lr, own.schedule, own.weight_decay) == (0.1, "steps:100,250:0.1", 1e-4)
         assert own.corrupt == (None if row == "id0" else base.corrupt)
     assert NEEDS["cifar100-inet-40-20-dynamic-bootstrapping"] == "--pool POOL"
+
+
+def test_presets_of_rrl():
+    """One set of settings for all rows of both tables; only the noise differs."""
+    rows = [f"id{rate}" for rate in (0, 20, 50, 80)]
+    rows += [f"{pool}-{r}" for pool in ("inet", "places") for r in ("20-20", "40-20", "60-20")]
+    rows += ["inet-40-40", "places-40-40"]
+    for row in rows:
+        rrl = request(f"cifar100-{row}-rrl", None, {}).settings("default")
+        plain = request(f"cifar100-{row}", None, {}).settings("default")
+        assert rrl.corrupt == plain.corrupt
+        assert (rrl.method, rrl.projection, rrl.warmup, rrl.epochs) == ("rrl", 50, 15, 200)
+        assert (rrl.batch_size, rrl.lr, rrl.weight_decay) == (128, 0.02, 5e-4)
+    assert NEEDS["cifar100-inet-40-20-rrl"] == "--pool POOL"
 
 
 def test_what_presets_need_beside_them():

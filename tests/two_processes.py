@@ -87,6 +87,7 @@ METHODS = {
     "elr": {},
     "co-teaching": {"forget_rate": 0.4, "forget_epochs": 1, "ensemble": True},
     "divide-mix": {"batch_size": 8, "loss_epochs": 2},
+    "elr-plus": {"ramp_steps": 6},
     "dynamic-bootstrapping": {"epochs": 4},
     "dynamic-bootstrapping, mixing by outputs": {
         "bootstrapping": "soft-to-hard",
@@ -94,6 +95,8 @@ METHODS = {
         "epochs": 4,
     },
     "dsos": {},
+    "rrl": {"neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
+    "evidential-mix": {"batch_size": 8, "epochs": 4, "warmup": 2, "classifier_warmup": 1},
     "jo-src": {"label_smoothing": 0.1},
     "toy": {"epochs": 4},
 }

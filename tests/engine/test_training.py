@@ -245,7 +245,7 @@ def test_a_pool_may_move_but_not_change(tiny_source, tiny_settings, tmp_path):
         ({"preset": "nothing"}, "--preset nothing: no such preset"),
         ({"learning_rate": 1}, "--learning-rate: no such setting"),
         ({"method": "ce", "gamma": 1}, "gamma: a setting of --method pls and pls-plus, not of ce"),
-        ({"elr_beta": 0.7}, "--elr-beta: a setting of --method elr, not of pls"),
+        ({"elr_beta": 0.7}, "--elr-beta: a setting of --method elr and elr-plus, not of pls"),
         (
             {"method": "magic"},
             "--method magic: must be one of pls, pls-plus, ce, mixup, elr, co-teaching",

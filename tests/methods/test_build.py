@@ -11,9 +11,12 @@ from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.elr_plus import ELRPlus
+from pseudoloss.methods.evidential_mix import EvidentialMix
 from pseudoloss.methods.jo_src import JoSRC
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
+from pseudoloss.methods.rrl import RRL
 
 GIVEN = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 3])
 CLASSES = {
@@ -22,10 +25,13 @@ CLASSES = {
     "ce": CrossEntropy,
     "mixup": Mixup,
     "elr": ELR,
+    "elr-plus": ELRPlus,
     "co-teaching": CoTeaching,
     "divide-mix": DivideMix,
     "dynamic-bootstrapping": DynamicBootstrapping,
     "dsos": DSOS,
+    "rrl": RRL,
+    "evidential-mix": EvidentialMix,
     "jo-src": JoSRC,
 }
 

@@ -23,9 +23,13 @@ PLS_FORMS = [
 FORMS = {name: {"method": name} for name in METHOD_SETTINGS}
 FORMS |= {f"pls {i}": {"method": "pls", **form} for i, form in enumerate(PLS_FORMS, 1)}
 FORMS |= {"elr, strong": {"method": "elr", "elr_lambda": 1000.0, "elr_beta": 0.0}}
+FORMS |= {"elr-plus, strong": {"method": "elr-plus", "elr_lambda": 1000.0, "ramp_steps": 1}}
 FORMS |= {
     "divide-mix, all": {"method": "divide-mix", "lambda_u": 1000.0, "warmup_penalty": 10.0}
     | {"temperature": 0.05, "mixup_alpha": 0.1}
+}
+FORMS |= {
+    "evidential-mix, all": {"method": "evidential-mix", "lambda_u": 1000.0, "temperature": 0.05}
 }
 FORMS |= {"co-teaching, all": {"method": "co-teaching", "forget_rate": 0.99, "forget_epochs": 1}}
 FORMS |= {
@@ -102,6 +106,8 @@ def state_of(method, given_N, labels):
         state.u_N.copy_(torch.rand(N) if trust is None else torch.tensor(trust))
     if hasattr(state, "trust_N"):
         state.trust_N.copy_(torch.rand(N) if trust is None else torch.tensor(trust))
+    if hasattr(state, "used_N"):
+        state.used_N.copy_(~state.noisy_N)
     method.begin_epoch(state, EPOCHS - 1)
     return state
 
@@ -130,7 +136,9 @@ def views_of(step, given_N, state):
     if step.show_next is None:
         return counts
     for logits, dtype in product(LOGITS, DTYPES):
-        shown = step.show_next(VIEWS, batch, outputs_of(counts, 2, logits, 1.0, dtype), state)
+        shown = step.show_next(
+            VIEWS, batch, outputs_of(counts, 2, logits, 1.0, dtype, False), state
+        )
         assert all(view.isfinite().all() for found in shown.values() for view in found.with_grad)
     more = rows(shown)
     return {
@@ -138,16 +146,17 @@ def views_of(step, given_N, state):
     }
 
 
-def outputs_of(counts, images, logits, scale, dtype):
+def outputs_of(counts, images, logits, scale, dtype, decoder=False):
     """What networks that see such views could say."""
 
-    def pair(rows, with_grad):
+    def view(rows, with_grad):
         B = rows * images
-        found = (LOGITS[logits](B).to(dtype), (torch.randn(B, D) * scale).to(dtype))
+        found = [LOGITS[logits](B).to(dtype), (torch.randn(B, D) * scale).to(dtype)]
+        found += [torch.rand(B, 1) * scale] if decoder else []
         return tuple(t.requires_grad_(with_grad) for t in found)
 
     return {
-        role: Outputs(*([pair(rows, i == 1) for rows in kind] for i, kind in enumerate(each)))
+        role: Outputs(*([view(rows, i == 1) for rows in kind] for i, kind in enumerate(each)))
         for role, each in counts.items()
     }
 
@@ -158,7 +167,8 @@ def test_losses_and_gradients_are_finite(form, dtype):
     """Extreme logits, one class in a batch, all, no or half of the labels noisy, every or no label
     trusted, batches of one image, mixing with λ of 0 and 1: all of these together."""
     torch.manual_seed(0)
-    settings = Settings(**({"epochs": EPOCHS, "warmup": WARMUP, "lr": 0.1} | FORMS[form]))
+    usual = {"epochs": EPOCHS, "warmup": WARMUP, "lr": 0.1, "projection": D}
+    settings = Settings(**(usual | FORMS[form]))
     for one_class in (False, True):
         given_N = given_labels(one_class)
         method = build(settings, given_N, C, False)
@@ -170,7 +180,7 @@ def test_losses_and_gradients_are_finite(form, dtype):
                 for B, lam in ((1, 1.0), (8, 0.0), (8, 0.7)):
                     state = state_of(method, given_N, LABELS[labels])
                     batch = batch_of(B, given_N, step, lam)
-                    outputs = outputs_of(counts, B, logits, scale, dtype)
+                    outputs = outputs_of(counts, B, logits, scale, dtype, method.decoder)
                     case = (one_class, labels, logits, scale, B, lam)
                     check(step.loss(outputs, batch, state), outputs, state, case)
 

@@ -110,6 +110,37 @@ def test_strong_views(kind, wanted):
     assert not torch.equal(strong, plain)
 
 
+def test_exactly_one_of_the_two_weak_views_is_mirrored():
+    images = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(B, 3, 8, 8).contiguous()
+    draws = torch.rand(B, 36, generator=RANDOM)
+    draws[:, [0, 1, 3, 4]] = 0.5  # nothing is shifted: one pixel of padding on both sides
+    batch = batch_of()._replace(images_BCHW=images, draws_BK=draws)
+    first, second = method_of(opposite_flips=True).show(VIEWS, batch)["net"].no_grad
+    assert torch.equal(first.flip(3), second)
+    plain = VIEWS.plain(images)
+    mirrored = [torch.equal(view, plain[0].flip(2)) for view in first]
+    assert mirrored == (draws[:, 2] < 0.5).tolist()
+    changed = pls_plus.opposite_flip(draws)
+    assert (changed != draws).any(0).nonzero().flatten().tolist() in ([], [5])
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_pseudo_label_of_one_view(mode):
+    method, batch = method_of(pseudo_label_views=1, pseudo_label_mode=mode, debias=0.5), batch_of()
+    shown = method.show(VIEWS, batch)
+    views = shown["net"].in_eval if mode == "eval" else shown["net"].no_grad
+    both = method_of(pseudo_label_mode=mode).show(VIEWS, batch)["net"]
+    assert torch.equal(views[0], (both.in_eval if mode == "eval" else both.no_grad)[0])
+    assert len(views) == 1
+    outputs = outputs_for(shown)
+    found = outputs["net"].in_eval if mode == "eval" else outputs["net"].no_grad
+    wanted = pls.by_sum(2 * found[0][0].log_softmax(1))
+    state = method.start(GIVEN, C)
+    torch.testing.assert_close(method.pseudo_labels_of(outputs, state), wanted)
+    costs = [m.phases()[1].steps[0].cost for m in (method, method_of())]
+    assert costs == [7, 8]
+
+
 def test_a_share_of_the_batches_is_mixed_by_cutmix():
     method = method_of(cutmix=0.5)
     (step,) = method.phases()[1].steps

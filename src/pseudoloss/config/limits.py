@@ -28,7 +28,6 @@ def at_least(low: float) -> Limit:
 
 
 SHARE = Limit(lambda value: 0 <= value < 1, "at least 0 and below 1")
-ALPHA = above(0, 1000)  # of a beta distribution
 BETWEEN_0_AND_1 = Limit(lambda value: 0 < value < 1, "between 0 and 1")
 ALPHA = above(0, 1000)  # of λ ~ Beta(α, α)
 A_NAME = Limit(lambda value: value.strip() != "", "the name of a network")

@@ -44,6 +44,7 @@ def build_networks(
             projection=settings.projection,
             weights=None if resumed else settings.weights,
             precision=choose_precision(settings.precision, device),
+            decoder=method.decoder,
         ).to(device)
         built[role].keep_norms = settings.head_start
     for role in method.ema:

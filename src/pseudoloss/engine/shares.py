@@ -10,6 +10,7 @@ Shapes: B images in the batch, b of them in a process, W processes.
 """
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def show_next_share(
         return _own_rows(show_next(views, batch, outputs, state))
     own, each, rows_X = _with_partners(batch)
     seen = {
-        role: Outputs(*([(a[rows_X], b[rows_X]) for a, b in kind] for kind in found))
+        role: Outputs(*([tuple(t[rows_X] for t in view) for view in kind] for kind in found))
         for role, found in outputs.items()
     }
     return _select(show_next(views, own, seen, state), lambda view: view[:each])
@@ -97,10 +98,10 @@ def gather_outputs(outputs: Outputs) -> Outputs:
     """The outputs for the whole batch, in one transfer."""
     no_grad, with_grad, in_eval = outputs
     count = len(with_grad)
-    pairs = [*with_grad, *no_grad, *in_eval]
-    wholes = _Gather.apply(*(tensor for pair in pairs for tensor in pair))  # type: ignore[no-untyped-call]
-    found = list(zip(wholes[::2], wholes[1::2], strict=True))
-    free = [(logits.detach(), projection.detach()) for logits, projection in found[count:]]
+    views = [*with_grad, *no_grad, *in_eval]
+    wholes = iter(_Gather.apply(*(tensor for view in views for tensor in view)))  # type: ignore[no-untyped-call]
+    found = [tuple(islice(wholes, len(view))) for view in views]
+    free = [tuple(tensor.detach() for tensor in view) for view in found[count:]]
     return Outputs(free[: len(no_grad)], found[:count], free[len(no_grad) :])
 
 

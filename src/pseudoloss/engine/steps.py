@@ -93,6 +93,8 @@ def make_step(
         losses, raw = [], []
         for part in range(feed.parts):
             batch = feed.batch(part)
+            if step.mixes_within is not None:
+                batch = batch.mixed_within(step.mixes_within(state))
             shown = show_share(step, show, views, batch) if several else show(views, batch)
             outputs = outputs_of(shown)
             if show_next is not None:
@@ -160,11 +162,11 @@ def finite(outputs: Outputs) -> Outputs:
     def cleaned(t: Tensor) -> Tensor:
         return torch.nan_to_num(t, 0.0, 0.0, 0.0)
 
-    return Outputs(*([(cleaned(a), cleaned(b)) for a, b in kind] for kind in outputs))
+    return Outputs(*([tuple(map(cleaned, view)) for view in kind] for kind in outputs))
 
 
 def tensors_in(outputs: Outputs) -> list[Tensor]:
-    return [t for pairs in outputs for pair in pairs for t in pair]
+    return [t for kind in outputs for view in kind for t in view]
 
 
 def parameters_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:

@@ -147,9 +147,12 @@ class Trainer:
     def phase(self, epoch: int) -> Phase:
         return self.phases[self.phase_of(epoch)[0]]
 
-    def learning_rate(self, epoch: int) -> float:
+    def learning_rate(self, epoch: int, step: Step | None = None) -> float:
+        """Of the phase, or of a step that has its own."""
         number, inside = self.phase_of(epoch)
         own = self.phases[number].lr
+        if step is not None and step.lr is not None:
+            own = step.lr
         return learning_rate(self.settings, epoch) if own is None else own(inside)
 
     def steps_in(self, epoch: int) -> int:
@@ -165,7 +168,6 @@ class Trainer:
         number, epoch_in_phase = self.phase_of(epoch)
         first, place, self.done, self.accuracy = 0, None, 0, None
         self.epoch_began = time.monotonic()
-        self.lr.fill_(self.learning_rate(epoch))
         if self.inside is None:
             if epoch_in_phase == 0:
                 self._begin_phase(self.phases[number], epoch)
@@ -177,6 +179,7 @@ class Trainer:
             first, place, self.done = self._go_inside(self.inside)
         self.inside = None
         for entry, prepared in enumerate(self.steps[number][first:], first):
+            self.lr.fill_(self.learning_rate(epoch, prepared[0]))
             for _ in self.run_steps(prepared, random, place=place):
                 self.done += 1
                 self.first_step_at = self.first_step_at or time.monotonic()

@@ -38,6 +38,18 @@ class Mix(NamedTuple):
         return self.lam * x + (1 - self.lam) * x[self.partner_B]
 
 
+def mix_within(mix: Mix, mask_B: Tensor) -> Mix:
+    """The same random pairing, but images are only mixed with images of the same value of the mask.
+
+    Both groups are listed in the order of the batch and in the order of the partners; an image gets
+    the partner at the same place of the other list. So each group is permuted at random.
+    """
+    key_B = mask_B.to(torch.uint8)
+    place_B = key_B.argsort(stable=True)
+    partner_at_B = mix.partner_B[key_B[mix.partner_B].argsort(stable=True)]
+    return mix._replace(partner_B=torch.empty_like(place_B).scatter_(0, place_B, partner_at_B))
+
+
 class Batch(NamedTuple):
     """The images of a step and its random numbers. All shapes are the same in every step."""
 
@@ -46,6 +58,11 @@ class Batch(NamedTuple):
     given_B: Tensor  # given labels
     mixes: tuple[Mix, ...]  # one for each rule in `Step.lambdas`
     draws_BK: Tensor  # uniform random numbers, for the views
+
+    def mixed_within(self, mask_N: Tensor) -> "Batch":
+        """Only images with the same value of the mask are mixed."""
+        mask_B = mask_N[self.index_B]
+        return self._replace(mixes=tuple(mix_within(mix, mask_B) for mix in self.mixes))
 
 
 class ViewBatch(NamedTuple):
@@ -59,11 +76,12 @@ class ViewBatch(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the network made of them: logits (B,C) and projection (B,D) of each view."""
+    """What the network made of them: logits (B,C) and projection (B,D) of each view. If the method
+    has a `decoder`, views seen in training mode also have a reconstruction error (B,1)."""
 
-    no_grad: Sequence[tuple[Tensor, Tensor]]
-    with_grad: Sequence[tuple[Tensor, Tensor]]
-    in_eval: Sequence[tuple[Tensor, Tensor]] = ()
+    no_grad: Sequence[tuple[Tensor, ...]]
+    with_grad: Sequence[tuple[Tensor, ...]]
+    in_eval: Sequence[tuple[Tensor, ...]] = ()
 
 
 def joined(first: Mapping[str, Outputs], more: Mapping[str, Outputs]) -> dict[str, Outputs]:
@@ -145,6 +163,8 @@ class Step:
 
     A step may train nothing (`trains=()`): a pass in random batches that only writes to the state,
     or moves norms. Its loss is not used.
+
+    With `mixes_within`, images are only mixed with images of the same value of that mask.
     """
 
     show: Callable[[Views, Batch], dict[str, ViewBatch]]  # by role of the network
@@ -154,6 +174,8 @@ class Step:
     trains: tuple[str, ...] = (NET,)  # roles of the networks that are updated
     streams: tuple[Stream, ...] = (Stream(),)
     moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
+    mixes_within: Callable[[Any], Tensor] | None = None  # a mask of the state
+    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: that of the phase
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
     show_next: Callable[[Views, Batch, dict[str, Outputs], Any], dict[str, ViewBatch]] | None = None
 
@@ -309,6 +331,8 @@ class Method:
     """Which networks predict: one, or the mean of the logits of several."""
     validated: tuple[str, ...] = ()
     """Other networks whose accuracy is measured after every epoch, too."""
+    decoder: bool = False
+    """Networks have a linear decoder from the projection to the features; see `Outputs`."""
     compared: tuple[str, ...] = ("metrics",)
     """Keys of what `compare` may return."""
 

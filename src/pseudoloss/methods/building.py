@@ -14,25 +14,32 @@ from pseudoloss.config import (
     DivideMixSettings,
     DSOSSettings,
     DynamicBootstrappingSettings,
+    ELRPlusSettings,
     ELRSettings,
+    EvidentialMixSettings,
     JoSRCSettings,
+    MixMatchSettings,
     MixupSettings,
     PLSPlusSettings,
     PLSSettings,
+    RRLSettings,
     Settings,
     flag,
 )
 from pseudoloss.errors import InputError
-from pseudoloss.methods import detection, metrics, pls
+from pseudoloss.methods import detection, evidential_mix, metrics, pls, rrl
 from pseudoloss.methods.base import Method, beta, fold, no_mixing, uniform
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
 from pseudoloss.methods.detection import FROM_THE_LOSS, LossDetector
-from pseudoloss.methods.divide_mix import DivideMix, MixMatchOptions
+from pseudoloss.methods.divide_mix import DivideMix
 from pseudoloss.methods.dsos import DSOS
 from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.elr_plus import ELRPlus
+from pseudoloss.methods.evidential_mix import EvidentialMix
 from pseudoloss.methods.jo_src import JoSRC
+from pseudoloss.methods.mixmatch import MixMatchOptions
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_metrics import of_pseudo_labels
@@ -78,6 +85,22 @@ def build_elr(settings: Settings, given: Given) -> Method:
     return ELR(given.detector, *length, own.elr_lambda, own.elr_beta)
 
 
+def build_elr_plus(settings: Settings, given: Given) -> Method:
+    own = cast(ELRPlusSettings, settings.method_settings)
+    return ELRPlus(
+        given.detector,
+        settings.epochs,
+        settings.warmup_epochs,
+        strength=own.elr_lambda,
+        beta=own.elr_beta,
+        alpha=own.mixup_alpha,
+        decay=own.ema_decay,
+        batch_size=settings.batch_size,
+        steps=max(len(given.given_N) // settings.batch_size, 1) * settings.epochs,
+        ramp_steps=own.ramp_steps,
+    )
+
+
 def build_co_teaching(settings: Settings, given: Given) -> Method:
     own = cast(CoTeachingSettings, settings.method_settings)
     length = (settings.epochs, settings.warmup_epochs)
@@ -88,8 +111,7 @@ def build_divide_mix(settings: Settings, given: Given) -> Method:
     own = cast(DivideMixSettings, settings.method_settings)
     return DivideMix(
         given.detector,
-        MixMatchOptions(own.mixup_alpha, own.temperature, own.lambda_u, own.ramp_epochs),
-        _prior("uniform", given.given_N, given.classes),
+        _mixmatch(own, given),
         settings.epochs,
         settings.warmup_epochs,
         settings.batch_size,
@@ -131,6 +153,52 @@ def build_dsos(settings: Settings, given: Given) -> Method:
         own.correct_above,
         own.warmup_mixup,
         main_batch_size,
+    )
+
+
+def build_rrl(settings: Settings, given: Given) -> Method:
+    own = cast(RRLSettings, settings.method_settings)
+    keep_threshold = own.keep_threshold
+    if keep_threshold is None:
+        keep_threshold = max(1 / given.classes, 0.02)
+    options = rrl.Options(
+        temperature=own.contrast_temperature,
+        instance_weight=own.instance_weight,
+        prototype_weight=own.prototype_weight,
+        ramp_epochs=own.prototype_ramp,
+        reconstruction_weight=own.reconstruction_weight,
+        lambda_rule=beta(own.mixup_alpha),
+        neighbours=own.neighbours,
+        keep_threshold=keep_threshold,
+        use_threshold=own.use_threshold,
+        one_chain=own.as_released,
+        dimensions=settings.projection,
+    )
+    length = (settings.epochs, settings.warmup_epochs)
+    return rrl.RRL(given.detector, options, *length, len(given.given_N))
+
+
+def build_evidential_mix(settings: Settings, given: Given) -> Method:
+    own = cast(EvidentialMixSettings, settings.method_settings)
+    return EvidentialMix(
+        given.detector,
+        _mixmatch(own, given),
+        evidential_mix.RELEASED if own.as_released else evidential_mix.PAPER,
+        settings.epochs,
+        settings.warmup_epochs,
+        min(own.classifier_warmup, settings.warmup_epochs),
+        settings.batch_size,
+        settings.lr,
+    )
+
+
+def _mixmatch(own: MixMatchSettings, given: Given) -> MixMatchOptions:
+    return MixMatchOptions(
+        own.mixup_alpha,
+        own.temperature,
+        own.lambda_u,
+        own.ramp_epochs,
+        _prior("uniform", given.given_N, given.classes),
     )
 
 
@@ -176,6 +244,8 @@ def build_pls_plus(settings: Settings, given: Given) -> Method:
         first_epoch_trust=own.first_epoch_trust,
         debias=own.debias,
         debias_momentum=own.debias_momentum,
+        one_view=own.pseudo_label_views == 1,
+        opposite_flips=own.opposite_flips,
         gamma=own.gamma,
         normalise=NORMALISE[own.pseudo_label_norm],
         ema_decay=own.ema_decay,
@@ -221,10 +291,13 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "ce": build_ce,
     "mixup": build_mixup,
     "elr": build_elr,
+    "elr-plus": build_elr_plus,
     "co-teaching": build_co_teaching,
     "divide-mix": build_divide_mix,
     "dynamic-bootstrapping": build_dynamic_bootstrapping,
     "dsos": build_dsos,
+    "rrl": build_rrl,
+    "evidential-mix": build_evidential_mix,
     "jo-src": build_jo_src,
 }
 """How each method is built from the settings, by its name."""

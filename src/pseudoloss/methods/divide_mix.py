@@ -33,7 +33,6 @@ from pseudoloss.methods.base import (
     beta,
 )
 from pseudoloss.methods.mixture import fit_two_modes
-from pseudoloss.methods.pls import class_balance
 from pseudoloss.methods.split_notices import empty_split
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
@@ -74,16 +73,6 @@ class DivideMixState(LabelState):
     confidence_N: Tensor  # mean probability of the predicted class over both networks
 
 
-@dataclass(frozen=True)
-class MixMatchOptions:
-    """Numbers of MixMatch."""
-
-    alpha: float  # λ ~ Beta(α, α)
-    temperature: float  # of sharpening
-    lambda_u: float  # weight of the squared error, in the end
-    ramp_epochs: int  # over which it grows
-
-
 class DivideMix(Method):
     networks = (FIRST, SECOND)
     predicts = (FIRST, SECOND)
@@ -91,8 +80,7 @@ class DivideMix(Method):
     def __init__(
         self,
         detector: Detector,
-        options: MixMatchOptions,
-        prior_C: Tensor,
+        options: mixmatch.MixMatchOptions,
         epochs: int,
         warmup: int,
         batch_size: int,
@@ -101,7 +89,6 @@ class DivideMix(Method):
     ) -> None:
         super().__init__(detector, warmup)
         self.options = options
-        self.prior_C = prior_C
         self.epochs = epochs
         self.batch_size = batch_size
         self.warmup_penalty = warmup_penalty
@@ -134,8 +121,7 @@ class DivideMix(Method):
         )
 
     def begin_epoch(self, state: DivideMixState, epoch: int) -> None:
-        """The share of λ_u in the middle of the epoch."""
-        state.ramp.fill_(mixmatch.ramp_up(epoch - self.warmup + 0.5, self.options.ramp_epochs))
+        state.ramp.fill_(self.options.share(epoch - self.warmup))
 
     # ----------------------------------------------------------------- the split, after an epoch
 
@@ -249,21 +235,10 @@ class Turn:
         }
 
     def loss(self, outputs: dict[str, Outputs], batch: Batch, state: DivideMixState) -> Tensor:
+        """Co-refinement of the labels that the other network keeps, co-guessing of the others."""
         own, other = self.roles
-        o = self.method.options
-        (mixed_XC, _), (helping, _) = outputs[own].with_grad[0], outputs[other].in_eval[0]
-        free = [logits_BC for logits_BC, _ in outputs[own].no_grad]
-        labelled_B, _ = mixmatch.kinds(batch.index_B)
-        given_BC = F.one_hot(mixmatch.kinds(batch.given_B)[0], len(self.method.prior_C)).float()
-        label_BC = mixmatch.refine(  # co-refinement
-            given_BC,
-            mixmatch.mean_prediction(free[2:]),
-            state.w_2N[self.other, labelled_B],
-            o.temperature,
+        (helping, _) = outputs[other].in_eval[0]
+        w_N = state.w_2N[self.other]
+        return mixmatch.mixmatch_loss(
+            outputs[own], helping.tensor_split(2), batch, w_N, state.ramp, self.method.options
         )
-        guess_BC = mixmatch.sharpen(  # co-guessing
-            mixmatch.mean_prediction([*free[:2], *helping.tensor_split(2)]), o.temperature
-        )
-        target_XC = mixmatch.mixing(batch).of(mixmatch.of_both_kinds(label_BC, guess_BC))
-        loss = mixmatch.mixed_loss(mixed_XC, target_XC, o.lambda_u * state.ramp)
-        return loss + class_balance(mixed_XC, self.method.prior_C)

@@ -299,9 +299,13 @@ class PLS(Method):
 
     def pseudo_labels_of(self, outputs: dict[str, Outputs], state: PLSState) -> Tensor:
         """The pseudo-labels of a batch."""
+        return self.make_pseudo_labels(*self.weak_logits(outputs), state)
+
+    def weak_logits(self, outputs: dict[str, Outputs]) -> tuple[Tensor, Tensor]:
+        """Logits of the two weak views that pseudo-labels are made of."""
         net, in_eval = outputs[self.pseudo_labels_by], self.options.pseudo_labels_in_eval
         (first_BC, _), (second_BC, _) = net.in_eval if in_eval else net.no_grad
-        return self.make_pseudo_labels(first_BC, second_BC, state)
+        return first_BC, second_BC
 
     def make_pseudo_labels(self, first_BC: Tensor, second_BC: Tensor, state: PLSState) -> Tensor:
         """Eq. 1, from the logits of two weak views."""

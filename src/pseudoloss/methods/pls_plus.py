@@ -59,6 +59,13 @@ STRONG_VIEWS: Mapping[str, Callable[[Views, Tensor, Tensor], Tensor]] = {
 }
 
 
+def opposite_flip(draws_BK: Tensor) -> Tensor:
+    """The random numbers of a step, so that of the two weak views exactly one is mirrored."""
+    first, second = WEAK_DRAWS - 1, 2 * WEAK_DRAWS - 1
+    half = (draws_BK[:, first : first + 1] + 0.5) % 1
+    return torch.cat([draws_BK[:, :second], half, draws_BK[:, second + 1 :]], 1)
+
+
 def box_weights(lam: Tensor, draws_BK: Tensor, height: int, width: int) -> Tensor:
     """CutMix (Yun et al., ICCV 2019): how far each pixel lies in a box at a random place.
 
@@ -180,6 +187,8 @@ class Switches:
     first_epoch_trust: bool
     debias: float  # τ; 0: off
     debias_momentum: float
+    one_view: bool
+    opposite_flips: bool
     gamma: float
     normalise: Callable[[Tensor], Tensor]
     ema_decay: float  # 0: no averaged weights
@@ -221,7 +230,8 @@ class PLSPlus(PLS):
         more = CUTOUT_DRAWS + BOX_DRAWS if s.cutmix else CUTOUT_DRAWS if s.strong_cutout else 0
         # The last λ decides whether a batch is mixed by CutMix.
         lambdas = (*step.lambdas, uniform) if s.cutmix else step.lambdas
-        step = replace(step, draws=PLS_DRAWS + more, lambdas=lambdas)
+        cost = step.cost - (s.one_view and self.options.make_pseudo_labels is not None)
+        step = replace(step, draws=PLS_DRAWS + more, lambdas=lambdas, cost=cost)
         return warm_up, replace(main, steps=(step,))
 
     def start(self, given_N: Tensor, classes: int) -> PLSPlusState:
@@ -252,10 +262,13 @@ class PLSPlus(PLS):
     # ------------------------------------------------------------------------------- the step
 
     def show(self, views: Views, batch: Batch) -> dict[str, ViewBatch]:
-        shown = super().show(views, batch)
+        if self.switches.opposite_flips:
+            batch = batch._replace(draws_BK=opposite_flip(batch.draws_BK))
+        no_grad, with_grad, in_eval = super().show(views, batch)[NET]
+        if self.switches.one_view:
+            no_grad, in_eval = no_grad[:1], in_eval[:1]
         if self.pseudo_labels_by == NET:
-            return shown
-        no_grad, with_grad, in_eval = shown[NET]
+            return {NET: ViewBatch(no_grad, with_grad, in_eval)}
         return {NET: ViewBatch([], with_grad), EMA: ViewBatch(no_grad, [], in_eval)}
 
     def mixed_view(self, weak_view: Tensor, batch: Batch) -> Tensor:
@@ -294,18 +307,17 @@ class PLSPlus(PLS):
         pseudo_BC = super().pseudo_labels_of(outputs, state)
         if self.switches.debias > 0:
             assert isinstance(state, PLSPlusState)
-            p_BC = self.log_means(outputs).exp()
+            p_BC = log_mean_prediction(*self.weak_logits(outputs)).exp()
             mean_C = moving_mean(state.class_mean_C, p_BC, self.switches.debias_momentum)
             state.class_mean_C.copy_(mean_C)
         return pseudo_BC
 
-    def log_means(self, outputs: dict[str, Outputs]) -> Tensor:
-        """The mean predictions that pseudo-labels are made of, as logarithms."""
-        net = outputs[self.pseudo_labels_by]
-        (first_BC, _), (second_BC, _) = (
-            net.in_eval if self.options.pseudo_labels_in_eval else net.no_grad
-        )
-        return log_mean_prediction(first_BC, second_BC)
+    def weak_logits(self, outputs: dict[str, Outputs]) -> tuple[Tensor, Tensor]:
+        if not self.switches.one_view:
+            return super().weak_logits(outputs)
+        net, in_eval = outputs[self.pseudo_labels_by], self.options.pseudo_labels_in_eval
+        ((only_BC, _),) = net.in_eval if in_eval else net.no_grad
+        return only_BC, only_BC
 
     def make_pseudo_labels(self, first_BC: Tensor, second_BC: Tensor, state: PLSState) -> Tensor:
         s = self.switches

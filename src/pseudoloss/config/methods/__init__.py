@@ -7,10 +7,14 @@ from pseudoloss.config.methods.divide_mix import DivideMixSettings
 from pseudoloss.config.methods.dsos import DSOSSettings
 from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrappingSettings
 from pseudoloss.config.methods.elr import ELRSettings
+from pseudoloss.config.methods.elr_plus import ELRPlusSettings
+from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
 from pseudoloss.config.methods.jo_src import JoSRCSettings
+from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
 from pseudoloss.config.methods.pls_plus import PLSPlusSettings
+from pseudoloss.config.methods.rrl import RRLSettings
 
 __all__ = [
     "METHOD_SETTINGS",
@@ -20,11 +24,15 @@ __all__ = [
     "DetectionSettings",
     "DivideMixSettings",
     "DynamicBootstrappingSettings",
+    "ELRPlusSettings",
     "ELRSettings",
+    "EvidentialMixSettings",
     "JoSRCSettings",
+    "MixMatchSettings",
     "MixupSettings",
     "PLSPlusSettings",
     "PLSSettings",
+    "RRLSettings",
 ]
 
 METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
@@ -33,10 +41,13 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "ce": CESettings,
     "mixup": MixupSettings,
     "elr": ELRSettings,
+    "elr-plus": ELRPlusSettings,
     "co-teaching": CoTeachingSettings,
     "divide-mix": DivideMixSettings,
     "dynamic-bootstrapping": DynamicBootstrappingSettings,
     "dsos": DSOSSettings,
+    "rrl": RRLSettings,
+    "evidential-mix": EvidentialMixSettings,
     "jo-src": JoSRCSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""

@@ -38,6 +38,11 @@ class PLSPlusSettings(PLSSettings):
     debias_momentum: Annotated[float, SHARE] = 0.99
     """How much of that mean stays when the predictions of a batch are added to it."""
 
+    pseudo_label_views: Annotated[int, within(1, 2)] = 2
+    """Weak views that a pseudo-label is made of. One is faster."""
+    opposite_flips: bool = False
+    """Mirror exactly one of these two views, where images are mirrored at all."""
+
     # Averaged weights (EMA)
     ema_decay: Annotated[float, SHARE] = 0.0
     """How much of the averaged weights stays in a step, such as 0.999. Their accuracy is recorded;
