@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "divide-mix": {"method": "divide-mix"},
     "dsos": {"method": "dsos"},
     "rrl": {"method": "rrl"},
+    "jo-src": {"method": "jo-src"},
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},
     "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
     "evidential-mix": {"method": "evidential-mix"},

@@ -80,6 +80,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             command.add_argument("--work", type=Path, required=True)
             command.add_argument("--jobs", type=int, default=1)
             command.add_argument("--minutes", type=float)
+            command.add_argument(
+                "--whole", action="store_true", help="start no run that may not end in the time"
+            )
         if name != "show":
             command.add_argument("--again", action="store_true", help="failed runs too")
     return parser.parse_args(arguments)
@@ -140,6 +143,9 @@ def train_all(runs: Sequence[Run], args: argparse.Namespace, extra: Sequence[str
         while len(active) < args.jobs:
             run = next_run(waiting, [training.run for training in active])
             if run is None:
+                break
+            if args.whole and left is not None and left < args.jobs * run.seconds / 60:
+                waiting.clear()
                 break
             active.append(Training(run, args, extra, left))
         for training in [t for t in active if t.process.poll() is not None]:

@@ -57,6 +57,7 @@ TITLES = {
     "dsos": "Dynamic Softening of Out-of-distribution Samples",
     "rrl": "Robust Representation Learning",
     "evidential-mix": "EvidentialMix",
+    "jo-src": "Jo-SRC",
 }
 
 WHEN = {
@@ -150,6 +151,11 @@ WHEN = {
     "reconstruction_weight": "Rarely.",
     "keep_threshold": "Higher (0.4) with few classes or few images, where wrong labels are kept.",
     "use_threshold": "Lower if a notice says that few images are used.",
+    "label_smoothing": "0.1 to 0.3 with ten classes.",
+    "clean_threshold": "Lower if almost all labels are flagged.",
+    "last_clean_threshold": "Lower if more and more labels are flagged.",
+    "consistency": "Rarely.",
+    "largest_divergence": "Larger, such as 1000000, to repeat the paper.",
     "image_size": "Larger for details, smaller for speed.",
     "pad": "0 if a shift would cut off what matters.",
     "flip": "Off if left and right matter: digits, text, signs.",

@@ -47,6 +47,19 @@ def test_presets_of_dsos(pool, row, mixed):
     assert (own.main_batch_size, own.warmup_mixup, own.as_released) == (32, mixed, False)
 
 
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize("row", ["20-20", "40-20", "60-20", "40-40"])
+def test_presets_of_jo_src(pool, row):
+    found = request(f"cifar100-{pool}-{row}-jo-src", None, {}).settings("default")
+    usual = request(f"cifar100-{pool}-{row}", None, {}).settings("default")
+    assert (found.corrupt, found.network) == (usual.corrupt, usual.network)
+    assert (found.epochs, found.warmup_epochs, found.batch_size) == (200, 10, 128)
+    assert (found.lr, found.schedule, found.weight_decay) == (0.1, "cosine", 5e-4)
+    own = found.method_settings
+    assert (own.label_smoothing, own.clean_threshold, own.last_clean_threshold) == (0.6, 0.75, 0.95)
+    assert (own.ema_decay, own.consistency) == (0.99, 0.5)
+
+
 def test_presets_of_elr_and_co_teaching():
     elr = request("cifar100-id50-elr", None, {}).settings("default")
     assert (elr.lr, elr.schedule) == (0.02, "steps:80,120:0.01")

@@ -229,6 +229,8 @@ def test_a_limit_of_time_leaves_runs_for_the_next_call(
     printed, commands = call(*arguments, "--minutes", "0.1", "--", *FEW)
     assert "2 runs are left" in printed
     assert commands == []
+    whole = call(*arguments, "--minutes", "2", "--whole", "--", *FEW)  # a run takes 2.4
+    assert ("2 runs are left" in whole[0], whole[1]) == (True, [])
     monkeypatch.setattr(programs[0], "LEAST_MINUTES", 0)
     printed, commands = call(*arguments, "--minutes", "0.01", "--", *FEW, "--minutes", "1e-9")
     assert "not finished" in printed

@@ -97,6 +97,7 @@ METHODS = {
     "dsos": {},
     "rrl": {"neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
     "evidential-mix": {"batch_size": 8, "epochs": 4, "warmup": 2, "classifier_warmup": 1},
+    "jo-src": {"label_smoothing": 0.1},
     "toy": {"epochs": 4},
 }
 

@@ -28,6 +28,7 @@ RIVALS = {
     "dsos": {"correct_above": 0.5},
     "rrl": {"projection": 16, "neighbours": 20, "keep_threshold": 0.4, "prototype_ramp": 2},
     "evidential-mix": {"classifier_warmup": 1},
+    "jo-src": {"label_smoothing": 0.3, "last_clean_threshold": 0.8},
 }
 
 
@@ -92,10 +93,15 @@ def evidential_mix_run(tmp_path_factory):
     return train_on_digits(tmp_path_factory, "evidential-mix", 6, warmup=3, batch_size=32)
 
 
+@pytest.fixture(scope="module")
+def jo_src_run(tmp_path_factory):
+    return train_on_digits(tmp_path_factory, "jo-src", 5)
+
+
 @pytest.fixture(
     params=[
         *("elr_run", "elr_plus_run", "co_teaching_run", "divide_mix_run", "bootstrapping_run"),
-        *("dsos_run", "rrl_run", "evidential_mix_run"),
+        *("dsos_run", "rrl_run", "evidential_mix_run", "jo_src_run"),
     ]
 )
 def on_digits(request):
@@ -166,6 +172,7 @@ MORE = {
     "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
     "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
     "rrl": RIVALS["rrl"],
+    "jo-src": {"label_smoothing": 0.2, "ema_decay": 0.8},
 }
 VOTE = {
     "method": "pls-plus",

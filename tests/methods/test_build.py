@@ -13,6 +13,7 @@ from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.elr_plus import ELRPlus
 from pseudoloss.methods.evidential_mix import EvidentialMix
+from pseudoloss.methods.jo_src import JoSRC
 from pseudoloss.methods.mixup import Mixup
 from pseudoloss.methods.pls_plus import PLSPlus
 from pseudoloss.methods.rrl import RRL
@@ -31,6 +32,7 @@ CLASSES = {
     "dsos": DSOS,
     "rrl": RRL,
     "evidential-mix": EvidentialMix,
+    "jo-src": JoSRC,
 }
 
 

@@ -70,6 +70,7 @@ VOTE = {
     "pseudo_label_views": 1,
 }
 VARIANTS = {name: {"method": name} for name in METHOD_SETTINGS} | {"pls-paper": PAPER}
+VARIANTS["jo-src"] |= {"label_smoothing": 0.1}  # for few classes
 VARIANTS |= {"pls-plus, all": PLUS, "pls-plus, vote": VOTE}
 VARIANTS["soft-to-hard"] = {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"}
 variants = pytest.mark.parametrize("variant", VARIANTS)
@@ -422,7 +423,7 @@ GENERIC = [
 ] + [SOURCE / "runs.py"]
 MODULES = {
     *("ce", "co_teaching", "divide_mix", "dsos", "dynamic_bootstrapping", "elr", "elr_plus"),
-    "evidential_mix",
+    *("evidential_mix", "jo_src"),
     *("mixup", "pls", "pls_metrics", "pls_notices", "pls_plus", "pseudo_labels", "rrl"),
     "split_notices",
 }

@@ -71,6 +71,9 @@ FORMS |= {
 FORMS |= {"dsos, as released": {"method": "dsos", "as_released": True, "entropy_weight": 1000.0}}
 FORMS |= {"dsos, hard": {"method": "dsos", "softening_temperature": 1e-6, "warmup_mixup": False}}
 
+FORMS |= {"jo-src, unbounded": {"method": "jo-src", "largest_divergence": 1e6, "consistency": 1.0}}
+FORMS |= {"jo-src, sure": {"method": "jo-src", "label_smoothing": 0.0, "clean_threshold": 0.01}}
+
 LOGITS = {
     "zero": lambda B: torch.zeros(B, C),
     "random": lambda B: torch.randn(B, C),

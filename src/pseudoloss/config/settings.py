@@ -33,7 +33,8 @@ class Settings:
     # What is trained
     method: str = "pls"
     """pls; pls-plus, with additions; a baseline: ce (cross-entropy), mixup; or a rival: elr,
-    elr-plus, co-teaching, divide-mix, dynamic-bootstrapping, dsos, rrl, evidential-mix."""
+    elr-plus, co-teaching, divide-mix, dynamic-bootstrapping, dsos, rrl, evidential-mix,
+    jo-src."""
     network: Annotated[str, A_NAME] = "preactresnet18"
     """preactresnet18, its variants preactresnet18-stemnorm and preactresnet18-released, small-cnn,
     or the name of any timm model."""

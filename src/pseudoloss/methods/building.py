@@ -17,6 +17,7 @@ from pseudoloss.config import (
     ELRPlusSettings,
     ELRSettings,
     EvidentialMixSettings,
+    JoSRCSettings,
     MixMatchSettings,
     MixupSettings,
     PLSPlusSettings,
@@ -37,6 +38,7 @@ from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
 from pseudoloss.methods.elr_plus import ELRPlus
 from pseudoloss.methods.evidential_mix import EvidentialMix
+from pseudoloss.methods.jo_src import JoSRC
 from pseudoloss.methods.mixmatch import MixMatchOptions
 from pseudoloss.methods.mixture import Mixture
 from pseudoloss.methods.mixup import Mixup
@@ -200,6 +202,26 @@ def _mixmatch(own: MixMatchSettings, given: Given) -> MixMatchOptions:
     )
 
 
+def build_jo_src(settings: Settings, given: Given) -> Method:
+    own = cast(JoSRCSettings, settings.method_settings)
+    first, last = own.clean_threshold, own.last_clean_threshold
+    if last < first:
+        raise InputError(
+            f"--last-clean-threshold {last:g} must be at least the --clean-threshold {first:g}"
+        )
+    return JoSRC(
+        given.detector,
+        given.classes,
+        settings.epochs,
+        settings.warmup_epochs,
+        own.label_smoothing,
+        (first, last),
+        own.consistency,
+        own.ema_decay,
+        own.largest_divergence,
+    )
+
+
 def build_pls(settings: Settings, given: Given) -> Method:
     own = cast(PLSSettings, settings.method_settings)
     options = pls_options(own, given.given_N, given.classes)
@@ -276,6 +298,7 @@ BUILDERS: dict[str, Callable[[Settings, Given], Method]] = {
     "dsos": build_dsos,
     "rrl": build_rrl,
     "evidential-mix": build_evidential_mix,
+    "jo-src": build_jo_src,
 }
 """How each method is built from the settings, by its name."""
 

@@ -9,6 +9,7 @@ from pseudoloss.config.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.config.methods.elr import ELRSettings
 from pseudoloss.config.methods.elr_plus import ELRPlusSettings
 from pseudoloss.config.methods.evidential_mix import EvidentialMixSettings
+from pseudoloss.config.methods.jo_src import JoSRCSettings
 from pseudoloss.config.methods.mixmatch import MixMatchSettings
 from pseudoloss.config.methods.mixup import MixupSettings
 from pseudoloss.config.methods.pls import PLSSettings
@@ -26,6 +27,7 @@ __all__ = [
     "ELRPlusSettings",
     "ELRSettings",
     "EvidentialMixSettings",
+    "JoSRCSettings",
     "MixMatchSettings",
     "MixupSettings",
     "PLSPlusSettings",
@@ -46,5 +48,6 @@ METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
     "dsos": DSOSSettings,
     "rrl": RRLSettings,
     "evidential-mix": EvidentialMixSettings,
+    "jo-src": JoSRCSettings,
 }
 """The settings of each method, by its name; docs/add-a-method.md says how to add one."""
