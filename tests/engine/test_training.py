@@ -250,7 +250,7 @@ def test_a_pool_may_move_but_not_change(tiny_source, tiny_settings, tmp_path):
             {"method": "magic"},
             "--method magic: must be one of pls, pls-plus, ce, mixup, elr, co-teaching",
         ),
-        ({"schedule": "linear"}, "--schedule linear: must be cosine, constant or"),
+        ({"schedule": "poly"}, "--schedule poly: must be cosine, linear, constant or"),
         ({"device": "cuda:55"}, "--device cuda:55"),
         ({"minutes": 0}, "--minutes must be a number above 0, not 0"),
         ({"minutes": "1"}, "--minutes must be a number above 0, not '1'"),
