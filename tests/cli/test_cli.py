@@ -481,6 +481,28 @@ def test_a_signal_to_predict_is_one_line(tiny_run, photos, monkeypatch, capsys, 
     assert capsys.readouterr().err == "pseudoloss: interrupted; run the same command again\n"
 
 
+@pytest.mark.parametrize("then", ["time.sleep(30)", "pass"])
+def test_a_signal_during_an_import_is_raised_after_it(tmp_path, then):
+    """A module may turn the exception into another one, as NumPy does."""
+    (tmp_path / "slow.py").write_text(
+        "import signal, time\n"
+        "try:\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(0.1)\n"
+        "except BaseException as error:\n    raise ImportError('broken') from error\n"
+    )
+    program = (
+        "import time\nfrom pseudoloss.interrupts import Interrupted, raised\n"
+        "try:\n    with raised():\n        import slow\n        print('imported')\n"
+        f"        {then}\nexcept Interrupted as error:\n    print(error.number == 15)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout.split(), done.stderr) == (["imported", "True"], "")
+
+
 @pytest.mark.parametrize("wait", [0.1, 0.5])
 def test_two_signals_while_a_command_starts(tmp_path, wait):
     """There is no traceback; before Python has loaded the program, a signal ends it as usual."""

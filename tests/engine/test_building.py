@@ -28,7 +28,7 @@ def equal(a, b):
 
 
 def networks_of(networks, ema, **settings):
-    method = SimpleNamespace(networks=networks, ema=ema)
+    method = SimpleNamespace(networks=networks, ema=ema, decoder=False)
     settings = Settings(network="small-cnn", **settings)
     return build_networks(method, make_source(), settings, CPU, resumed=False)
 
