@@ -49,7 +49,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "knn-low-lr": KNN | {"lr": 0.05},
     "beta4": {"mixup_alpha": 4.0},
     "cutmix": {"cutmix": 0.5},
-    "nesterov": {"optimiser": "nesterov", "lr": 0.2},
+    "nesterov": {"optimiser": "nesterov", "lr": 0.2, "schedule": "linear"},
     "muon": {"optimiser": "muon", "lr": 0.02},
     "muon-fast": {"optimiser": "muon", "lr": 0.1},
     "one-view": {"pseudo_label_views": 1},

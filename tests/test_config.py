@@ -169,7 +169,11 @@ def test_every_number_has_limits(method):
         ("accumulate", 0, "--accumulate must be 1"),
         ("accumulate", 3, "--accumulate 3 must divide --batch-size 256"),
         ("accumulate", 256, "--accumulate 256 must divide --batch-size 256"),
-        ("schedule", "linear", "--schedule linear: must be cosine, constant or such as steps:80"),
+        (
+            "schedule",
+            "poly",
+            "--schedule poly: must be cosine, linear, constant or such as steps:80",
+        ),
         ("schedule", "cosine:3", "--schedule cosine:3: must be"),
         ("schedule", "steps:80", "--schedule steps:80: must be"),
         ("schedule", "steps:120,80:0.1", "--schedule steps:120,80:0.1: must be"),

@@ -248,9 +248,9 @@ def test_a_pool_may_move_but_not_change(tiny_source, tiny_settings, tmp_path):
         ({"elr_beta": 0.7}, "--elr-beta: a setting of --method elr and elr-plus, not of pls"),
         (
             {"method": "magic"},
-            "--method magic: must be one of pls, pls-plus, ce, mixup, elr, co-teaching",
+            "--method magic: must be one of pls, pls-plus, ce, mixup, elr",
         ),
-        ({"schedule": "linear"}, "--schedule linear: must be cosine, constant or"),
+        ({"schedule": "poly"}, "--schedule poly: must be cosine, linear, constant or"),
         ({"device": "cuda:55"}, "--device cuda:55"),
         ({"minutes": 0}, "--minutes must be a number above 0, not 0"),
         ({"minutes": "1"}, "--minutes must be a number above 0, not '1'"),

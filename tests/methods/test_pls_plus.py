@@ -302,6 +302,21 @@ def test_the_separation_of_two_modes():
     assert pls_plus.separation(fit_two_modes(torch.ones(0))).item() == 0
 
 
+def test_two_standard_deviations_tell_one_mode_from_two():
+    """The gate of the program: samples of distributions with one mode stay below, two that are
+    three standard deviations apart are above."""
+    random = np.random.default_rng(0)
+    one = [random.normal(size=9000), random.exponential(size=9000), random.gamma(2, size=9000)]
+    two = [
+        np.concatenate([random.normal(size=a), random.normal(3, size=9000 - a)])
+        for a in (4500, 6500)
+    ]
+    for samples, is_two in ((one, False), (two, True)):
+        for sample in samples:
+            found = pls_plus.separation(fit_two_modes(torch.from_numpy(sample).float()))
+            assert (found.item() > 2) == is_two
+
+
 def scored(method, loss_of, epochs=(W - 1,)):
     """The state after the scoring of some epochs; `loss_of` gives logits by epoch."""
     state = method.start(GIVEN, C)

@@ -60,8 +60,8 @@ class Settings:
     lr: Annotated[float, above(0, 100)] = 0.1
     """Learning rate at the start."""
     schedule: str = "cosine"
-    """Learning rate after the warm-up: cosine, constant, or steps:80,120:0.1 (multiplied by 0.1 at
-    the start of epochs 81 and 121)."""
+    """Learning rate after the warm-up: cosine or linear, which fall to 0; constant; or
+    steps:80,120:0.1 (multiplied by 0.1 at the start of epochs 81 and 121)."""
     optimiser: Literal["sgd", "nesterov", "adam", "muon"] = "sgd"
     """SGD with momentum; with Nesterov's momentum; Adam; or Muon for convolutions and SGD for the
     rest. The learning rate of Adam starts at 0.001 and that of Muon at 0.02 unless --lr says
@@ -167,7 +167,7 @@ class Settings:
 
 def parse_schedule(text: str) -> tuple[tuple[int, ...], float] | None:
     """Epochs and factor of a schedule of steps; None for the others."""
-    if text in ("cosine", "constant"):
+    if text in ("cosine", "linear", "constant"):
         return None
     kind, _, rest = text.partition(":")
     try:
@@ -180,7 +180,7 @@ def parse_schedule(text: str) -> tuple[tuple[int, ...], float] | None:
     except ValueError:
         pass
     raise InputError(
-        f"--schedule {shorten(text)}: must be cosine, constant or such as steps:80,120:0.1"
+        f"--schedule {shorten(text)}: must be cosine, linear, constant or such as steps:80,120:0.1"
     )
 
 
