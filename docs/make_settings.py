@@ -3,11 +3,13 @@
 import re
 from argparse import SUPPRESS, Action
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from pseudoloss.cli.train import train_parser
 from pseudoloss.config import (
     METHOD_SETTINGS,
+    DetectionSettings,
     Settings,
     as_flag,
     as_json,
@@ -41,6 +43,11 @@ This page is written by `python docs/make_settings.py`.
 SHARED = """## Shared settings
 
 All methods have these.
+"""
+
+DETECTION = """## Flagging labels
+
+All methods have these but {}, which flag labels in their own way.
 """
 
 # Titles of the methods; one without an entry is called by its name.
@@ -210,8 +217,13 @@ TABLE = "| flag | default | meaning | when to change it |\n|---|---|---|---|"
 def page() -> str:
     """The whole page."""
     described = {method: describe_settings(method) for method in METHOD_SETTINGS}
-    shared = set.intersection(*(set(names) for names in described.values()))
-    lines = [HEAD, SHARED, *_groups(next(iter(METHOD_SETTINGS)), shared)]
+    every = set.intersection(*(set(names) for names in described.values()))
+    first = next(iter(METHOD_SETTINGS))
+    lines = [HEAD, SHARED, *_groups(first, every)]
+    mixture = {field.name for field in fields(DetectionSettings)}
+    without = [f"`{name}`" for name, names in described.items() if not mixture <= names.keys()]
+    lines += [DETECTION.format(", ".join(without)), *_groups(first, mixture)]
+    shared = every | mixture
     for method, names in described.items():
         lines.append(_title(method))
         own = (names.keys() - shared) | _other_defaults(method, shared)
@@ -237,10 +249,10 @@ def _title(method: str) -> str:
     return f"## `--method {method}`" + ("\n" if title == method else f": {title}\n")
 
 
-def _other_defaults(method: str, shared: Iterable[str]) -> set[str]:
+def _other_defaults(method: str, shared: set[str]) -> set[str]:
     """The shared settings whose default a method changes."""
     usual, own = (as_json(Settings(method=name)) for name in (next(iter(METHOD_SETTINGS)), method))
-    return {name for name in shared if name != "method" and own[name] != usual[name]}
+    return {name for name in shared & own.keys() - {"method"} if own[name] != usual[name]}
 
 
 def _groups(method: str, names: Iterable[str]) -> list[str]:

@@ -67,6 +67,11 @@ def test_every_setting_is_read_somewhere():
     assert all_setting_types().keys() - read == set()
 
 
+def test_a_method_with_its_own_flags_has_no_settings_of_the_mixture():
+    with pytest.raises(InputError, match=r"--threshold: a setting of --method pls .*, not of rrl"):
+        Settings(method="rrl", threshold=0.5)
+
+
 def test_names_of_shared_and_method_settings_never_clash():
     shared = {field.name for field in dataclasses.fields(Settings)}
     common = {field.name for field in dataclasses.fields(DetectionSettings)}
@@ -241,18 +246,21 @@ def test_schedules(text, wanted):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_of_the_method_are_kept_in_their_own_dataclass(method):
-    settings = Settings(method=method, threshold=0.6, epochs=7)
-    assert type(settings.method_settings) is METHOD_SETTINGS[method]
-    assert settings.method_settings.threshold == 0.6
-    assert not hasattr(settings, "threshold")
+    own = METHOD_SETTINGS[method]
+    name = dataclasses.fields(own)[0].name
+    settings = Settings(**{"method": method, "epochs": 7, name: 0.6})
+    assert type(settings.method_settings) is own
+    assert getattr(settings.method_settings, name) == 0.6
+    assert not hasattr(settings, name)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_as_json_are_one_flat_dictionary(method):
-    settings = Settings(method=method, seed=7, noise_metric="js")
+    name = dataclasses.fields(METHOD_SETTINGS[method])[0].name
+    settings = Settings(**{"method": method, "seed": 7, name: 0.6})
     values = as_json(settings)
     assert values.keys() == setting_types(method).keys()
-    assert (values["seed"], values["noise_metric"]) == (7, "js")
+    assert (values["seed"], values[name]) == (7, 0.6)
     assert Settings(**json.loads(json.dumps(values))) == settings
 
 

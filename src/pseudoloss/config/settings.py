@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pseudoloss.config.limits import A_NAME, SHARE, Limit, above, at_least, within
-from pseudoloss.config.methods import METHOD_SETTINGS, DetectionSettings
+from pseudoloss.config.methods import METHOD_SETTINGS, MethodSettings
 from pseudoloss.errors import InputError, name_hint
 
 # Networks of ours.
@@ -111,7 +111,7 @@ class Settings:
     full: timm networks compiled too; capture: the graph alone; off: plain calls."""
 
     # The settings of the method, in its own dataclass.
-    method_settings: DetectionSettings = None  # type: ignore[assignment]
+    method_settings: MethodSettings = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
         shared = _shared()

@@ -77,11 +77,14 @@ def build_model(
 
 @torch.no_grad()
 def follow(network: Network, followed: Network, ema: Ema, state: object, skip: Tensor) -> None:
-    """One step of an exponential moving average; none if `skip` is true."""
+    """One step of an exponential moving average; none if `skip` is true. A few kernels for all
+    parameters together."""
     decay = ema.decay(state) if callable(ema.decay) else ema.decay
-    own, other = list(network.parameters()), list(followed.parameters())
-    for parameter, value in zip(own, other, strict=True):
-        parameter.copy_(torch.where(skip, parameter, torch.lerp(parameter, value, 1 - decay)))
+    own: list[Tensor] = list(network.parameters())
+    other: list[Tensor] = list(followed.parameters())
+    way = list(torch._foreach_sub(other, own))
+    torch._foreach_mul_(way, ~skip * (1 - decay))
+    torch._foreach_add_(own, way)
     if ema.copy_buffers:
         for buffer, other_buffer in zip(network.buffers(), followed.buffers(), strict=True):
             buffer.copy_(other_buffer)

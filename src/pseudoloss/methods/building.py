@@ -66,7 +66,9 @@ def build(settings: Settings, given_N: Tensor, classes: int, weak_is_plain: bool
         classes: number of classes.
         weak_is_plain: whether weak views are the same as plain ones, by the settings.
     """
-    detector = build_detector(settings.method_settings, weak_is_plain)
+    own = settings.method_settings
+    detection_settings = own if isinstance(own, DetectionSettings) else DetectionSettings()
+    detector = build_detector(detection_settings, weak_is_plain)
     return BUILDERS[settings.method](settings, Given(detector, given_N, classes))
 
 

@@ -1,5 +1,6 @@
 """The settings of each method, one file each, with their limits and help texts."""
 
+from pseudoloss.config.methods.base import MethodSettings
 from pseudoloss.config.methods.ce import CESettings
 from pseudoloss.config.methods.co_teaching import CoTeachingSettings
 from pseudoloss.config.methods.detection import DetectionSettings
@@ -28,6 +29,7 @@ __all__ = [
     "ELRSettings",
     "EvidentialMixSettings",
     "JoSRCSettings",
+    "MethodSettings",
     "MixMatchSettings",
     "MixupSettings",
     "PLSPlusSettings",
@@ -35,7 +37,7 @@ __all__ = [
     "RRLSettings",
 ]
 
-METHOD_SETTINGS: dict[str, type[DetectionSettings]] = {
+METHOD_SETTINGS: dict[str, type[MethodSettings]] = {
     "pls": PLSSettings,
     "pls-plus": PLSPlusSettings,
     "ce": CESettings,

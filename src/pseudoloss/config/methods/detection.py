@@ -1,13 +1,14 @@
-"""How labels are flagged: settings of every method."""
+"""How labels are flagged: settings of most methods."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pseudoloss.config.limits import BETWEEN_0_AND_1
+from pseudoloss.config.methods.base import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionSettings:
+class DetectionSettings(MethodSettings):
     """How a two-mode mixture flags labels as noisy: PLS trains on the result, others report it."""
 
     # Detecting noisy labels
@@ -22,5 +23,3 @@ class DetectionSettings:
     protect_rare_classes: bool = True
     """Keep the labels with the lower losses of a class when all of them would be flagged while most
     labels of the other classes are kept. Not in the paper."""
-
-    needs_warmup: ClassVar[str] = ""  # why the method cannot do without a warm-up, if it cannot

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pseudoloss.config.limits import BETWEEN_0_AND_1, above, within
-from pseudoloss.config.methods.detection import DetectionSettings
+from pseudoloss.config.methods.base import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSOSSettings(DetectionSettings):
+class DSOSSettings(MethodSettings):
     """Dynamic Softening of Out-of-distribution Samples. The authors warm up for half of the
     epochs."""
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pseudoloss.config.limits import BETWEEN_0_AND_1, SHARE, above, within
-from pseudoloss.config.methods.detection import DetectionSettings
+from pseudoloss.config.methods.base import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoSRCSettings(DetectionSettings):
+class JoSRCSettings(MethodSettings):
     """Jo-SRC. The defaults are the authors' for CIFAR-100; they warm up for 10 of 200 epochs."""
 
     # Jo-SRC

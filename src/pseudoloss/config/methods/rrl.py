@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pseudoloss.config.limits import ALPHA, SHARE, within
-from pseudoloss.config.methods.detection import DetectionSettings
+from pseudoloss.config.methods.base import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class RRLSettings(DetectionSettings):
+class RRLSettings(MethodSettings):
     """Robust Representation Learning."""
 
     # Terms of the loss
