@@ -11,6 +11,7 @@ from fakes import SWAP, FakeScorer, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pseudoloss
 from pseudoloss.config import METHOD_SETTINGS, Settings
@@ -304,8 +305,20 @@ def test_views_and_losses_can_be_compiled_whole(variant):
             torch.testing.assert_close(tensors_of(compiled_state)[name], value, msg=name)
 
 
+class NoCopyFromTheHost(TorchDispatchMode):
+    """While a graph is captured, nothing can be copied from the host to the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        kind = func.overloadpacket
+        if kind in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
+            source = args[0] if kind is torch.ops.aten._to_copy else args[1]
+            assert (found.device.type, source.device.type) != ("cuda", "cpu"), source.shape
+        return found
+
+
 @variants
-def test_nothing_is_read_back_from_a_gpu(variant):
+def test_nothing_is_read_back_from_a_gpu_or_copied_to_it(variant):
     """Fake tensors have a shape and no values: reading one back is an error."""
     with FakeTensorMode():
 
@@ -334,11 +347,12 @@ def test_nothing_is_read_back_from_a_gpu(variant):
                 mixes=tuple(Mix(on_gpu(B, dtype=torch.long), on_gpu()) for _ in MIXES),
                 draws_BK=on_gpu(B, step.draws),
             )
-            outputs = on_gpu_outputs(step.show(views, batch))
-            if step.show_next is not None:
-                shown = step.show_next(views, batch, outputs, state)
-                outputs = joined(outputs, on_gpu_outputs(shown))
-            assert step.loss(outputs, batch, state).shape == ()
+            with NoCopyFromTheHost():
+                outputs = on_gpu_outputs(step.show(views, batch))
+                if step.show_next is not None:
+                    shown = step.show_next(views, batch, outputs, state)
+                    outputs = joined(outputs, on_gpu_outputs(shown))
+                assert step.loss(outputs, batch, state).shape == ()
         roles = {role: on_gpu(N, C) for role in (*method.networks, *method.ema)}
         scorer = FakeScorer(
             given_N,
@@ -350,7 +364,8 @@ def test_nothing_is_read_back_from_a_gpu(variant):
         )
         for epoch in (W - 1, W):
             assert method.scoring(epoch).fixed_shapes
-            method.scoring(epoch).run(scorer, state)
+            with NoCopyFromTheHost():
+                method.scoring(epoch).run(scorer, state)
 
 
 # -------------------------------------------------------------------------- scoring and verdicts

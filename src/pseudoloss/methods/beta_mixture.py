@@ -63,7 +63,11 @@ def fit_two_betas(
     x_N = scaled(loss_N, lowest, highest)
     logs_2N = torch.stack([x_N.log(), (1 - x_N).log()])
 
-    alphas, betas = loss_N.new_tensor(START).T.unbind()
+    # Filled on the device: while a graph is captured, nothing can be copied from the host.
+    alphas, betas = (
+        torch.stack([torch.full_like(lowest, value) for value in values])
+        for values in zip(*START, strict=True)
+    )
     weights = torch.full_like(alphas, 0.5)
     for _ in range(rounds):
         high_N = _posterior(logs_2N, alphas, betas, weights) * used_N
