@@ -27,7 +27,8 @@ HOLD_OUT = 0.1
 SCREEN, EXTEND, CONFIRM = (11, 12), (21, 22), (23,)  # folds
 
 TRIVIAL = {"strong_loss": 1.0, "strong_view": "trivial", "strong_cutout": 0.5}
-KNN = {"selection": "neighbours", "relabel": 0.8, "warmup": 5}
+VOTE = {"selection": "neighbours", "relabel": 0.8}
+KNN = VOTE | {"warmup": 5}
 
 ARMS: dict[str, dict[str, Any]] = {
     "reference": {},
@@ -45,6 +46,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "capped": {"noise_metric": "capped-loss"},
     "standard-net": {"network": "preactresnet18"},
     "knn": KNN,
+    "knn-late": VOTE,
     "low-lr": {"lr": 0.05},
     "knn-low-lr": KNN | {"lr": 0.05},
     "beta4": {"mixup_alpha": 4.0},
@@ -258,6 +260,7 @@ TRIALS: dict[str, Trial] = {
     "7a": Trial("knn", ("80", "50"), START),
     "7b": Trial("low-lr", ("80", "50"), START),
     "7c": Trial("knn-low-lr", ("80", "50"), START),
+    "7d": Trial("knn-late", ("0", "20", "50", "80")),
     "8a": Trial("beta4", ("0", "20", "80")),
     "8b": Trial("cutmix", ("0", "20", "80")),
     "9a": Trial("nesterov", ("50",), FASTER, length="S"),
