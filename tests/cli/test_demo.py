@@ -98,8 +98,8 @@ def test_the_rows_in_the_readme_are_those_of_the_audit(demo):
         row = table.loc[int(index)]
         names = ("given_label", "suggested_label", "candidate_label", "action")
         assert [str(row[name]) for name in names] == [given, suggested, candidate, action]
-        assert row["p_noisy"] == pytest.approx(float(p_noisy), rel=0.1)
-        assert row["trust"] == pytest.approx(float(trust), rel=0.1)
+        assert row["p_noisy"] == pytest.approx(float(p_noisy), abs=0.05)
+        assert row["trust"] == pytest.approx(float(trust), abs=0.05)
 
 
 @pytest.mark.slow

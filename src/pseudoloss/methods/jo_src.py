@@ -256,8 +256,8 @@ class JoSRC(Method):
         if p_clean < self.thresholds[0]:
             return {"smoothing": None}
         return {
-            "smoothing": f"with {self.classes} classes and --label-smoothing {self.epsilon:g}, wrong "
-            f"labels count as clean: they score up to {p_clean:.2f}, and --clean-threshold is "
+            "smoothing": f"with {self.classes} classes and --label-smoothing {self.epsilon:g}, "
+            f"wrong labels count as clean: they score up to {p_clean:.2f}, and --clean-threshold is "
             f"{self.thresholds[0]:g}. Use a lower --label-smoothing, such as 0.1."
         }
 
