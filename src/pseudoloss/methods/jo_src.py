@@ -257,8 +257,8 @@ class JoSRC(Method):
             return {"smoothing": None}
         return {
             "smoothing": f"with {self.classes} classes and --label-smoothing {self.epsilon:g}, "
-            f"wrong labels count as clean: they score up to {p_clean:.2f}, and --clean-threshold is "
-            f"{self.thresholds[0]:g}. Use a lower --label-smoothing, such as 0.1."
+            f"wrong labels count as clean: they score up to {p_clean:.2f}, and --clean-threshold "
+            f"is {self.thresholds[0]:g}. Use a lower --label-smoothing, such as 0.1."
         }
 
     def notices(
