@@ -34,7 +34,8 @@ from pseudoloss.methods.base import (
     no_mixing,
 )
 from pseudoloss.methods.beta_mixture import fit_two_betas, high_mode, peaks, scaled
-from pseudoloss.methods.mixup import cross_entropy, show
+from pseudoloss.methods.losses import cross_entropy
+from pseudoloss.methods.mixup import show
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 NOISY_FROM = math.log(2)  # collision entropy of a sure prediction that contradicts the label

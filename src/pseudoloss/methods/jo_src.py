@@ -34,8 +34,8 @@ from pseudoloss.methods.base import (
     Verdict,
     ViewBatch,
 )
+from pseudoloss.methods.losses import cross_entropy, mean_over
 from pseudoloss.methods.mixmatch import mean_prediction
-from pseudoloss.methods.mixup import cross_entropy
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 EMA = "ema"  # role of the network with averaged weights
@@ -72,11 +72,6 @@ def clean_threshold(epoch: int, epochs: int, warmup: int, first: float, last: fl
     if epoch < warmup:
         return first * epoch / warmup
     return first + (last - first) * (epoch - warmup) / (epochs - warmup)
-
-
-def mean_where(loss_B: Tensor, chosen_B: Tensor) -> Tensor:
-    """The mean over chosen images; 0 if there are none."""
-    return torch.where(chosen_B, loss_B, 0).sum() / chosen_B.sum().clamp(min=1)
 
 
 class Kinds(NamedTuple):
@@ -193,7 +188,7 @@ class JoSRC(Method):
         clean_B = self._remember(first_BC, second_BC, label_BC, own_BC, batch, state).clean_B
         state.empty.add_(~clean_B.any())
         loss_B = cross_entropy(first_BC, label_BC) + cross_entropy(second_BC, label_BC)
-        return mean_where(loss_B, clean_B)
+        return mean_over(loss_B, clean_B)
 
     def loss(self, outputs: dict[str, Outputs], batch: Batch, state: JoSRCState) -> Tensor:
         """(1 - α)·classification + α·consistency."""
