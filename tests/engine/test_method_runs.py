@@ -114,7 +114,7 @@ def test_rivals_learn_despite_the_noise(on_digits):
     assert summary["detection"]["auc"] > 0.97
     assert summary["detection"]["recall"] > 0.85
     assert summary["pseudo_labels"]["accuracy"] > 85
-    if summary["method"] == "evidential-mix":  # doubtful images count as of no class
+    if summary["method"] == "evidential-mix":  # doubtful images count as out-of-distribution
         assert summary["detection"]["precision"] > 0.65
     else:
         assert summary["detection"]["precision"] > 0.9

@@ -222,7 +222,7 @@ class DSOS(Method):
             found["noisy"] = "DSOS finds no noisy label, so it trains like mixup."
         if share > ALMOST_ALL:
             found["noisy"] = (
-                f"DSOS takes {share:.0%} of the labels for noisy: the network is sure of almost "
+                f"DSOS flags {share:.0%} of the labels as noisy: the network is sure of almost "
                 "none. Try a longer --warmup or a higher --entropy-weight."
             )
         if epoch + 1 == self.epochs and unfitted:

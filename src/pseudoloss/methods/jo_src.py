@@ -75,7 +75,7 @@ def clean_threshold(epoch: int, epochs: int, warmup: int, first: float, last: fl
 
 
 class Kinds(NamedTuple):
-    """What each image is taken for; exactly one of the three."""
+    """What kind of image each is; exactly one of the three."""
 
     clean_B: Tensor
     id_B: Tensor  # in-distribution, with a wrong label
@@ -94,8 +94,8 @@ def targets(kinds: Kinds, label_BC: Tensor, soft_BC: Tensor) -> Tensor:
 
 
 def consistency(divergence_B: Tensor, ood_B: Tensor, largest: float) -> Tensor:
-    """The divergence of two views; of an out-of-distribution image with sign -1, which has no lower
-    bound: it stops to count, and has no gradient, from `largest` on."""
+    """The divergence of two views. That of an out-of-distribution image has sign -1, which has no
+    lower bound: it is limited to `largest`, and has no gradient beyond."""
     return torch.where(ood_B, -divergence_B.clamp(max=largest), divergence_B)
 
 
@@ -271,7 +271,7 @@ class JoSRC(Method):
             return found
         if noisy[-1] > ALMOST_ALL:
             found["noisy"] = (
-                f"Jo-SRC takes {noisy[-1]:.0%} of the labels for noisy: predictions are further "
+                f"Jo-SRC flags {noisy[-1]:.0%} of the labels as noisy: predictions are further "
                 "from the smoothed labels than --clean-threshold allows. Try a lower one, or "
                 "another --label-smoothing."
             )
