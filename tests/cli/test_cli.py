@@ -170,7 +170,10 @@ def test_presets_are_listed_with_their_changes(capsys):
     assert "--no-flip" in out
     network = "--network preactresnet18-stemnorm"
     noise = "--corrupt symmetric:0.2+out:0.4  (needs --pool POOL)"
-    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    ours, others = out.split("\n\nPresets of other methods:\n")
+    assert "--method" not in ours
+    assert all("--method" in line for line in others.splitlines())
+    lines = dict(line.split(maxsplit=1) for line in (*ours.splitlines(), *others.splitlines()))
     assert lines["cifar100-inet-40-20"] == f"{network}  {noise}"
     assert lines["cifar100n"] == f"{network}  (needs --corrupt human:FILE)"
     assert {name for name, text in lines.items() if "(needs" in text} == set(NEEDS)
@@ -198,7 +201,10 @@ BAD = {
     "unknown option": (["train", "digits", "--epoch", "3"], "--epoch"),
     "no out": (["train", "digits"], "--out is missing"),
     "no source": (["train", "--out", "RUN"], "SOURCE is missing"),
-    "unknown source": (["train", "digitz", "--out", "RUN"], "source digitz: no such source"),
+    "unknown source": (
+        ["train", "digitz", "--out", "RUN"],
+        "source digitz: no such file, folder or dataset",
+    ),
     "unknown preset": (["train", "digits", "--out", "RUN", "--preset", "cifar"], "--preset cifar"),
     "unknown network": (
         ["train", "digits", "--out", "RUN", "--network", "resnet9000"],

@@ -247,7 +247,8 @@ def unknown_setting(name: str, method: str) -> str:
     """What is wrong with a setting that a method does not have."""
     owners = [other for other, own in METHOD_SETTINGS.items() if name in _hints(own)]
     if owners:
-        return f"a setting of --method {' and '.join(owners)}, not of {method}"
+        listed = " and ".join(filter(None, (", ".join(owners[:-1]), owners[-1])))
+        return f"a setting of --method {listed}, not of {method}"
     names = setting_types(method)
     return f"no such setting{name_hint(name, names)}"
 

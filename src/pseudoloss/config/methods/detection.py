@@ -13,7 +13,7 @@ class DetectionSettings(MethodSettings):
 
     # Detecting noisy labels
     threshold: Annotated[float, BETWEEN_0_AND_1] = 0.95
-    """Probability above which a label is flagged. The paper uses 0.5 at 80% noise."""
+    """Probability above which a label is flagged. The paper of PLS uses 0.5 at 80% noise."""
     threshold_on: Literal["noisy", "clean"] = "noisy"
     """noisy: flagged if P(high mode) > threshold; clean: kept only if P(low mode) > threshold."""
     noise_metric: Literal["loss", "capped-loss", "agreement", "disagreement", "js", "kl"] = "loss"

@@ -22,4 +22,4 @@ class DivideMixSettings(MixMatchSettings):
     """Weight of a penalty for confident predictions in the warm-up. The authors use 1 on asymmetric
     noise, else 0."""
 
-    needs_warmup: ClassVar[str] = "the first split needs losses"
+    needs_warmup: ClassVar[str] = "the first split needs the losses of a trained network"

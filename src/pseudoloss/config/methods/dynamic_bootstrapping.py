@@ -29,4 +29,4 @@ class DynamicBootstrappingSettings(DetectionSettings):
     """With soft-to-hard: epochs of mixup by how clean the labels are, before labels are
     corrected."""
 
-    needs_warmup: ClassVar[str] = "its mixture needs losses"
+    needs_warmup: ClassVar[str] = "its mixture needs the losses of a trained network"

@@ -22,4 +22,4 @@ class EvidentialMixSettings(MixMatchSettings):
     as_released: bool = False
     """As the authors' program: 20 components, grouped by their means, instead of the paper's 3."""
 
-    needs_warmup: ClassVar[str] = "the first groups need losses"
+    needs_warmup: ClassVar[str] = "the first groups need the losses of a trained network"

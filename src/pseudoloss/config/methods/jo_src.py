@@ -16,10 +16,10 @@ class JoSRCSettings(MethodSettings):
     """Share of a label that is spread over the other classes. A prediction is compared with this
     soft label, so it also says how sure the network should be."""
     clean_threshold: Annotated[float, BETWEEN_0_AND_1] = 0.75
-    """A label is clean if the divergence of prediction and label, in bits, is at most 1 minus the
-    threshold. It rises from 0 to this value in the warm-up."""
+    """A label is clean if the divergence of prediction and label, in bits, is at most 1 minus a
+    threshold. This is the threshold at the end of the warm-up, in which it rises from 0."""
     last_clean_threshold: Annotated[float, BETWEEN_0_AND_1] = 0.95
-    """The same threshold at the end of the run; it rises linearly after the warm-up."""
+    """The threshold at the end of the run. It rises linearly after the warm-up."""
     consistency: Annotated[float, within(0, 1)] = 0.5
     """Weight of the divergence of two views; the classification loss has the rest."""
     ema_decay: Annotated[float, SHARE] = 0.99

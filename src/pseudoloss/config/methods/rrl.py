@@ -38,4 +38,4 @@ class RRLSettings(MethodSettings):
     as_released: bool = False
     """AugMix as in the released program: one chain of operations, which dims most images."""
 
-    needs_warmup: ClassVar[str] = "soft labels need a network"
+    needs_warmup: ClassVar[str] = "soft labels need a trained network"
