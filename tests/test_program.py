@@ -176,7 +176,7 @@ def test_runs_are_kept_skipped_and_compared(call, programs, monkeypatch, tmp_pat
     assert first["accuracy"].keys() == {"weights", "average"}
     assert len(first["accuracy_by_epoch"]["average"]) == len(first["auc_by_epoch"]) == 3
     assert first["method_by_epoch"][-1]["separation"] > 0
-    assert first["commit"] == "none"
+    assert first["commit"] == importlib.import_module("machine").COMMIT
     assert first["command"].startswith("python benchmarks/program.py run")
     assert not any(str(tmp_path) in path.read_text() for path in out.glob("*.json"))
     # What is done is not trained again.

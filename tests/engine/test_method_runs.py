@@ -114,7 +114,7 @@ def test_rivals_learn_despite_the_noise(on_digits):
     assert summary["detection"]["auc"] > 0.97
     assert summary["detection"]["recall"] > 0.85
     assert summary["pseudo_labels"]["accuracy"] > 85
-    if summary["method"] == "evidential-mix":  # doubtful images count as of no class
+    if summary["method"] == "evidential-mix":  # doubtful images count as out-of-distribution
         assert summary["detection"]["precision"] > 0.65
     else:
         assert summary["detection"]["precision"] > 0.9
@@ -167,8 +167,8 @@ MORE = {
     },
     "elr": RIVALS["elr"],
     "co-teaching": RIVALS["co-teaching"],
-    "divide-mix": {"loss_epochs": 2},
-    "evidential-mix": {"classifier_warmup": 1, "as_released": True},
+    "divide-mix": {"noise_metric": "capped-loss", "loss_epochs": 2},
+    "evidential-mix": {"noise_metric": "loss", "classifier_warmup": 1, "as_released": True},
     "dynamic-bootstrapping": RIVALS["dynamic-bootstrapping"],
     "dsos": {"as_released": True, "warmup_mixup": False, "main_batch_size": 16},
     "rrl": RIVALS["rrl"],

@@ -90,6 +90,23 @@ def test_the_steps_of_a_network():
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
+def test_the_order_of_the_channels_in_memory_makes_no_difference():
+    """Rows and columns of a matrix are those of the convolution, in either order."""
+    trained = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        network = small().to(memory_format=memory_format)
+        optimiser = Muon(network.parameters(), torch.tensor(0.02), 0.9, 0.01, fused=True)
+        for step in range(2):
+            for i, p in enumerate(network.parameters()):
+                grad = normal(*p.shape, seed=10 * step + i)
+                p.grad = grad.to(memory_format=memory_format) if p.dim() == 4 else grad
+            optimiser.step()
+        assert network[0].weight.is_contiguous(memory_format=memory_format)
+        trained.append(list(network.parameters()))
+    for a, b in zip(*trained, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
 def test_a_step_that_is_not_finite_changes_nothing():
     network = small()
     optimiser = Muon(network.parameters(), torch.tensor(0.02), 0.9, 0.01, fused=True)

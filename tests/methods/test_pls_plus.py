@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pseudoloss.config import Settings
 from pseudoloss.errors import InputError
-from pseudoloss.methods import build, pls, pls_plus
+from pseudoloss.methods import build, metrics, pls, pls_plus
 from pseudoloss.methods.base import Mix, Outputs, tensors_of
 from pseudoloss.methods.metrics import neighbour_votes
 from pseudoloss.methods.mixture import fit_two_modes
@@ -420,6 +420,15 @@ def test_a_vote_of_neighbours_in_loops(share):
     np.testing.assert_allclose(1 - state.p_noisy_N, wanted, atol=1e-5)
     assert state.noisy_N.tolist() == [s < share - 1e-7 for s in wanted]
     assert state.noisy_N[::3].float().mean() > 0.9
+
+
+def test_the_vote_of_a_huge_dataset_is_not_captured():
+    """Its many chunks would make too large a graph."""
+    for selection, captured in (("neighbours", False), ("mixture", True)):
+        m = method_of(selection=selection)
+        many = metrics.CAPTURED + 1
+        huge = pls_plus.PLSPlus(m.detector, m.options, m.switches, EPOCHS, W, many)
+        assert huge.scoring(W).fixed_shapes == captured
 
 
 def test_votes_are_shares_of_the_weights():

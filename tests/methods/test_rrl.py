@@ -310,7 +310,7 @@ def test_the_default_of_the_keep_threshold():
 def test_the_search_of_a_huge_dataset_is_not_captured():
     method = method_of()
     assert method.scoring(W).fixed_shapes
-    huge = rrl.RRL(method.detector, method.options, EPOCHS, W, rrl.CAPTURED + 1)
+    huge = rrl.RRL(method.detector, method.options, EPOCHS, W, metrics.CAPTURED + 1)
     assert not huge.scoring(W).fixed_shapes
 
 

@@ -86,8 +86,11 @@ def follow(network: Network, followed: Network, ema: Ema, state: object, skip: T
     torch._foreach_mul_(way, ~skip * (1 - decay))
     torch._foreach_add_(own, way)
     if ema.copy_buffers:
-        for buffer, other_buffer in zip(network.buffers(), followed.buffers(), strict=True):
-            buffer.copy_(other_buffer)
+        pairs = list(zip(network.buffers(), followed.buffers(), strict=True))
+        for floating in (True, False):  # one kernel copies tensors of one type
+            same = [pair for pair in pairs if pair[0].is_floating_point() == floating]
+            if same:
+                torch._foreach_copy_([b for b, _ in same], [b for _, b in same])
 
 
 @torch.no_grad()

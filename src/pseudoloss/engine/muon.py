@@ -8,7 +8,7 @@ finite changes nothing, so it can be captured.
 Shapes: M matrices of R rows and S columns.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,9 +32,21 @@ def orthogonalise(x_MRS: Tensor, steps: int = STEPS) -> Tensor:
     x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=tiny)).to(kind)
     for _ in range(steps):
         square = x @ x.mT
-        x = A * x + (B * square + C * square @ square) @ x
+        polynomial = torch.baddbmm(square, square, square, beta=B, alpha=C)
+        x = torch.baddbmm(x, polynomial, x, beta=A)
     found: Tensor = x.mT if tall else x
     return found.to(x_MRS.dtype)
+
+
+def as_matrix(weight: Tensor) -> Tensor:
+    """A row for each output of a convolution; nothing is copied where channels come last."""
+    return weight.permute(0, 2, 3, 1).flatten(1)
+
+
+def as_weight(matrix_RS: Tensor, like: Tensor) -> Tensor:
+    """The way back."""
+    outputs, channels, height, width = like.shape
+    return matrix_RS.view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 
 class Muon(torch.optim.Optimizer):
@@ -68,33 +80,42 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         trained = [p for p in self.param_groups[0]["params"] if p.grad is not None]
         self._step_of_sgd([p for p in trained if p.dim() != 4])
-        by_shape: dict[tuple[int, int], list[Tensor]] = {}
-        for p in trained:
-            if p.dim() == 4:
-                by_shape.setdefault((p.shape[0], p[0].numel()), []).append(p)
-        for same in by_shape.values():  # one batch of matrices: fewer kernels
-            self._step_of_muon(same)
+        self._step_of_muon([p for p in trained if p.dim() == 4])
 
     def _step_of_muon(self, parameters: list[Tensor]) -> None:
+        """In a few kernels for all weights together, where that is possible."""
+        if not parameters:
+            return
         group = self.param_groups[0]
         lr, momentum = group["lr"], group["momentum"]
-        grads = [p.grad for p in parameters]
+        grads = [p.grad for p in parameters if p.grad is not None]
         buffers = [self.state[p]["momentum_buffer"] for p in parameters]
-        moved = [momentum * b + g for b, g in zip(buffers, grads, strict=True)]
-        ahead = [g + momentum * b for b, g in zip(moved, grads, strict=True)]
-        update = orthogonalise(torch.stack([x.flatten(1) for x in ahead]))
-        rows, columns = update.shape[1:]
-        update = update * max(1, rows / columns) ** 0.5
-        for p, buffer, new_buffer, change in zip(parameters, buffers, moved, update, strict=True):
-            new = p * (1 - lr * group["weight_decay"]) - lr * change.view_as(p)
-            self._replace(p, new)
-            self._replace(buffer, new_buffer)
+        moved = torch._foreach_add(grads, buffers, alpha=momentum)
+        ahead = torch._foreach_add(grads, moved, alpha=momentum)
+        changes = torch._foreach_mul(self._orthogonal(ahead), lr)
+        new = torch._foreach_mul(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_sub_(new, changes)
+        self._replace([*parameters, *buffers], [*new, *moved])
 
-    def _replace(self, tensor: Tensor, new: Tensor) -> None:
+    def _orthogonal(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Each weight, orthogonalised; those of one shape as one batch of matrices."""
+        places: dict[tuple[int, int], list[int]] = {}
+        for i, weight in enumerate(weights):
+            places.setdefault((len(weight), weight[0].numel()), []).append(i)
+        found = list(weights)
+        for (rows, columns), same in places.items():
+            update = orthogonalise(torch.stack([as_matrix(weights[i]) for i in same]))
+            update = update * max(1, rows / columns) ** 0.5
+            for i, change_RS in zip(same, update, strict=True):
+                found[i] = as_weight(change_RS, weights[i])
+        return found
+
+    def _replace(self, tensors: list[Tensor], new: list[Tensor]) -> None:
         """... unless the step is not finite."""
-        tensor.copy_(
-            new if self.found_inf is None else torch.where(self.found_inf > 0, tensor, new)
-        )
+        if self.found_inf is not None:
+            is_bad = self.found_inf > 0
+            new = [torch.where(is_bad, *pair) for pair in zip(tensors, new, strict=True)]
+        torch._foreach_copy_(tensors, new)
 
     def _step_of_sgd(self, parameters: list[Tensor]) -> None:
         group = self.param_groups[0]

@@ -303,8 +303,8 @@ class Detector(Protocol):
     def values(self, scorer: Scorer, state: Any) -> Tensor:
         """The losses, or another metric, after this epoch."""
 
-    def flag(self, scorer: Scorer, state: Any, values_N: Tensor | None = None) -> None:
-        """Fill in which labels are noisy, from these values; None: those of this epoch."""
+    def flag(self, scorer: Scorer, state: Any) -> None:
+        """Fill in which labels are noisy."""
 
     def flag_by(self, low_N: Tensor, scorer: Scorer, state: Any) -> None:
         """... from the probabilities of the low mode, by a mixture of the method's own."""

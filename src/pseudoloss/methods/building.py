@@ -111,6 +111,7 @@ def build_co_teaching(settings: Settings, given: Given) -> Method:
 
 def build_divide_mix(settings: Settings, given: Given) -> Method:
     own = cast(DivideMixSettings, settings.method_settings)
+    _check_splits_by_loss(own)
     return DivideMix(
         given.detector,
         _mixmatch(own, given),
@@ -182,6 +183,7 @@ def build_rrl(settings: Settings, given: Given) -> Method:
 
 def build_evidential_mix(settings: Settings, given: Given) -> Method:
     own = cast(EvidentialMixSettings, settings.method_settings)
+    _check_splits_by_loss(own)
     return EvidentialMix(
         given.detector,
         _mixmatch(own, given),
@@ -192,6 +194,15 @@ def build_evidential_mix(settings: Settings, given: Given) -> Method:
         settings.batch_size,
         settings.lr,
     )
+
+
+def _check_splits_by_loss(own: MixMatchSettings) -> None:
+    """Other metrics come from what predicts, not from the network whose losses split the labels."""
+    if own.noise_metric not in FROM_THE_LOSS:
+        raise InputError(
+            f"--noise-metric {own.noise_metric}: this method splits labels by their losses; use "
+            "loss or capped-loss"
+        )
 
 
 def _mixmatch(own: MixMatchSettings, given: Given) -> MixMatchOptions:
@@ -262,7 +273,8 @@ def build_pls_plus(settings: Settings, given: Given) -> Method:
         neighbour_share=own.neighbour_share,
         relabel=own.relabel,
     )
-    return PLSPlus(given.detector, options, switches, settings.epochs, settings.warmup_epochs)
+    length = (settings.epochs, settings.warmup_epochs)
+    return PLSPlus(given.detector, options, switches, *length, len(given.given_N))
 
 
 def _check_switches(own: PLSPlusSettings) -> None:

@@ -126,7 +126,7 @@ class DivideMix(Method):
     # ----------------------------------------------------------------- the split, after an epoch
 
     def scoring(self, epoch: int) -> Scoring:
-        return Scoring(self.divide, self.detector.weak_views, self.detector.fixed_shapes)
+        return Scoring(self.divide)
 
     def score(self, scorer: Scorer, state: DivideMixState) -> None:
         """Losses of each network and of both together, and what they predict."""

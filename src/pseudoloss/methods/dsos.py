@@ -34,7 +34,8 @@ from pseudoloss.methods.base import (
     no_mixing,
 )
 from pseudoloss.methods.beta_mixture import fit_two_betas, high_mode, peaks, scaled
-from pseudoloss.methods.mixup import cross_entropy, show
+from pseudoloss.methods.losses import cross_entropy
+from pseudoloss.methods.mixup import show
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 NOISY_FROM = math.log(2)  # collision entropy of a sure prediction that contradicts the label
@@ -221,7 +222,7 @@ class DSOS(Method):
             found["noisy"] = "DSOS finds no noisy label, so it trains like mixup."
         if share > ALMOST_ALL:
             found["noisy"] = (
-                f"DSOS takes {share:.0%} of the labels for noisy: the network is sure of almost "
+                f"DSOS flags {share:.0%} of the labels as noisy: the network is sure of almost "
                 "none. Try a longer --warmup or a higher --entropy-weight."
             )
         if epoch + 1 == self.epochs and unfitted:

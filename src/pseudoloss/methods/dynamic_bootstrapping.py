@@ -32,8 +32,9 @@ from pseudoloss.methods.base import (
     beta,
 )
 from pseudoloss.methods.beta_mixture import BINS, fit_two_betas, high_mode
-from pseudoloss.methods.mixup import cross_entropy, mixup_step
+from pseudoloss.methods.losses import cross_entropy
 from pseudoloss.methods.mixup import loss as mixup_loss
+from pseudoloss.methods.mixup import mixup_step
 from pseudoloss.methods.pls import class_balance
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 

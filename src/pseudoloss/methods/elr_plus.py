@@ -27,7 +27,8 @@ from pseudoloss.methods.base import (
     ViewBatch,
 )
 from pseudoloss.methods.elr import clipped_prediction, regularisation, suggestions, update_target
-from pseudoloss.methods.mixup import cross_entropy, folded_beta
+from pseudoloss.methods.losses import cross_entropy
+from pseudoloss.methods.mixup import folded_beta
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 FIRST, SECOND = "first", "second"

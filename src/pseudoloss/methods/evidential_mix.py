@@ -11,7 +11,7 @@ Shapes: N images in the dataset, B in a batch, C classes, K components of the mi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -249,8 +249,7 @@ class EvidentialMix(Method):
     # ---------------------------------------------------------------- the groups, after an epoch
 
     def scoring(self, epoch: int) -> Scoring:
-        detector = self.detector
-        return Scoring(self.group, detector.weak_views, detector.fixed_shapes, passes=2)
+        return Scoring(self.group, passes=2)
 
     def score(self, scorer: Scorer, state: EvidentialMixState) -> None:
         """Loss and prediction of the classifier, and the evidential loss."""
@@ -269,10 +268,8 @@ class EvidentialMix(Method):
     def group(self, scorer: Scorer, state: EvidentialMixState) -> None:
         """Which images are clean, which closed and which open."""
         self.score(scorer, state)
-        own = replace(state, loss_N=state.evidential_N)  # shares all other tensors
-        values_N = self.detector.values(scorer, own)
-        p_N3, fitted = probability_of_groups(values_N, self.grouping)
-        clean_N, closed_N = likeliest(p_N3, values_N)
+        p_N3, fitted = probability_of_groups(state.evidential_N, self.grouping)
+        clean_N, closed_N = likeliest(p_N3, state.evidential_N)
         state.p_N3.copy_(p_N3)
         state.clean_N.copy_(clean_N)
         state.closed_N.copy_(closed_N)

@@ -34,8 +34,8 @@ from pseudoloss.methods.base import (
     Verdict,
     ViewBatch,
 )
+from pseudoloss.methods.losses import cross_entropy, mean_over
 from pseudoloss.methods.mixmatch import mean_prediction
-from pseudoloss.methods.mixup import cross_entropy
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 EMA = "ema"  # role of the network with averaged weights
@@ -74,13 +74,8 @@ def clean_threshold(epoch: int, epochs: int, warmup: int, first: float, last: fl
     return first + (last - first) * (epoch - warmup) / (epochs - warmup)
 
 
-def mean_where(loss_B: Tensor, chosen_B: Tensor) -> Tensor:
-    """The mean over chosen images; 0 if there are none."""
-    return torch.where(chosen_B, loss_B, 0).sum() / chosen_B.sum().clamp(min=1)
-
-
 class Kinds(NamedTuple):
-    """What each image is taken for; exactly one of the three."""
+    """What kind of image each is; exactly one of the three."""
 
     clean_B: Tensor
     id_B: Tensor  # in-distribution, with a wrong label
@@ -99,8 +94,8 @@ def targets(kinds: Kinds, label_BC: Tensor, soft_BC: Tensor) -> Tensor:
 
 
 def consistency(divergence_B: Tensor, ood_B: Tensor, largest: float) -> Tensor:
-    """The divergence of two views; of an out-of-distribution image with sign -1, which has no lower
-    bound: it stops to count, and has no gradient, from `largest` on."""
+    """The divergence of two views. That of an out-of-distribution image has sign -1, which has no
+    lower bound: it is limited to `largest`, and has no gradient beyond."""
     return torch.where(ood_B, -divergence_B.clamp(max=largest), divergence_B)
 
 
@@ -193,7 +188,7 @@ class JoSRC(Method):
         clean_B = self._remember(first_BC, second_BC, label_BC, own_BC, batch, state).clean_B
         state.empty.add_(~clean_B.any())
         loss_B = cross_entropy(first_BC, label_BC) + cross_entropy(second_BC, label_BC)
-        return mean_where(loss_B, clean_B)
+        return mean_over(loss_B, clean_B)
 
     def loss(self, outputs: dict[str, Outputs], batch: Batch, state: JoSRCState) -> Tensor:
         """(1 - α)·classification + α·consistency."""
@@ -275,7 +270,7 @@ class JoSRC(Method):
             return found
         if noisy[-1] > ALMOST_ALL:
             found["noisy"] = (
-                f"Jo-SRC takes {noisy[-1]:.0%} of the labels for noisy: predictions are further "
+                f"Jo-SRC flags {noisy[-1]:.0%} of the labels as noisy: predictions are further "
                 "from the smoothed labels than --clean-threshold allows. Try a lower one, or "
                 "another --label-smoothing."
             )

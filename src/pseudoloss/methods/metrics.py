@@ -28,6 +28,7 @@ NEIGHBOURS = 200  # row 24 of docs/paper-and-code.md
 TEMPERATURE = 0.1  # of a neighbour's weight, exp(similarity / TEMPERATURE)
 SMOOTHING = 0.6  # of the label in `label_divergence`; the value of Jo-SRC for CIFAR-100
 ROWS, COLUMNS = 2**10, 2**14  # size of a chunk of similarities
+CAPTURED = 2**18  # images: beyond it, the many chunks of a search make too large a graph
 
 # -------------------------------------------------------------------------------------- neighbours
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.methods.base import Batch, Mix, Outputs
-from pseudoloss.methods.mixup import cross_entropy
+from pseudoloss.methods.losses import cross_entropy
 from pseudoloss.methods.pls import class_balance
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 

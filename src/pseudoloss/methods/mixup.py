@@ -20,12 +20,8 @@ from pseudoloss.methods.base import (
     beta,
     fold,
 )
+from pseudoloss.methods.losses import cross_entropy
 from pseudoloss.nn.views import WEAK_DRAWS, Views
-
-
-def cross_entropy(logits_BC: Tensor, target_BC: Tensor) -> Tensor:
-    """-Σ target·log softmax(logits) of each image; in float32, whatever the logits are in."""
-    return -(target_BC * F.log_softmax(logits_BC.float(), dim=1)).sum(1)  # row 10
 
 
 def show(views: Views, batch: Batch) -> dict[str, ViewBatch]:

@@ -33,8 +33,9 @@ from pseudoloss.methods.base import (
     Verdict,
     ViewBatch,
 )
+from pseudoloss.methods.losses import cross_entropy
 from pseudoloss.methods.mixture import Mixture, fit_two_modes
-from pseudoloss.methods.mixup import cross_entropy, mixup_step
+from pseudoloss.methods.mixup import mixup_step
 from pseudoloss.methods.pls_metrics import compare_pseudo_labels
 from pseudoloss.methods.pseudo_labels import PLSState
 from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS, Views

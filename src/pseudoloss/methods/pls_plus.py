@@ -29,10 +29,10 @@ from pseudoloss.methods.base import (
     ViewBatch,
     uniform,
 )
-from pseudoloss.methods.metrics import neighbour_votes
+from pseudoloss.methods.losses import cross_entropy
+from pseudoloss.methods.metrics import CAPTURED, neighbour_votes
 from pseudoloss.methods.mixmatch import ramp_up
 from pseudoloss.methods.mixture import Mixture, fit_two_modes
-from pseudoloss.methods.mixup import cross_entropy
 from pseudoloss.methods.pls import PLS, Options, log_mean_prediction, weighted_mean
 from pseudoloss.methods.pseudo_labels import PLSState
 from pseudoloss.nn.augment import CUTOUT_DRAWS, cutout, randaugment_view, trivial_augment_view
@@ -206,10 +206,18 @@ class Switches:
 
 class PLSPlus(PLS):
     def __init__(
-        self, detector: Detector, options: Options, switches: Switches, epochs: int, warmup: int
+        self,
+        detector: Detector,
+        options: Options,
+        switches: Switches,
+        epochs: int,
+        warmup: int,
+        images: int,
     ) -> None:
+        """`images`: how many there are."""
         super().__init__(detector, options, epochs, warmup)
         s = self.switches = switches
+        self.vote_is_captured = images <= CAPTURED
         if s.ema_decay > 0:
             self.ema = {EMA: Ema(NET, s.ema_decay)}
             self.predicts = (EMA if s.ema_prediction else NET,)
@@ -346,7 +354,7 @@ class PLSPlus(PLS):
             return found
         if found.run == self.initial_stages:
             return replace(found, weak_views=2)
-        return replace(found, weak_views=0, fixed_shapes=True)
+        return replace(found, weak_views=0, fixed_shapes=self.vote_is_captured)
 
     def record(self, state: PLSState, rows: slice, logits_BC: Tensor, given_B: Tensor) -> None:
         assert isinstance(state, PLSPlusState)
@@ -392,10 +400,11 @@ class PLSPlus(PLS):
         s, given_N, C = self.switches, scorer.given_N, scorer.classes
         sure_N = state.confidence_N > s.relabel
         label_NC = F.one_hot(torch.where(sure_N, state.predicted_N.long(), given_N), C).float()
+        share_C = label_NC.mean(0)
         features_ND = scorer.projections(role=self.scored_by)
         low_N = torch.empty_like(state.loss_N)
         for rows, votes_BC in neighbour_votes(features_ND, label_NC, s.neighbours):
-            low_N[rows] = support(votes_BC, label_NC.mean(0), given_N[rows])
+            low_N[rows] = support(votes_BC, share_C, given_N[rows])
         state.fitted.fill_(True)
         # Kept or not; what the rule of the detector makes of a probability does not matter here.
         self.detector.flag_by((low_N >= s.neighbour_share).float(), scorer, state)

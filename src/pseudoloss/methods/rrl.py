@@ -30,13 +30,12 @@ from pseudoloss.methods.base import (
     Verdict,
     ViewBatch,
 )
-from pseudoloss.methods.metrics import neighbour_votes, normalise
-from pseudoloss.methods.mixup import cross_entropy
+from pseudoloss.methods.losses import cross_entropy, mean_over
+from pseudoloss.methods.metrics import CAPTURED, neighbour_votes, normalise
 from pseudoloss.nn.augment import AUGMIX_DRAWS, augmix_view
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 FEW_USED = 0.02  # of all images: a notice says so
-CAPTURED = 2**18  # images: beyond it, the many chunks of a search make too large a graph
 PART = 2**14  # images at a time
 
 # ----------------------------------------------------------------------------- contrastive losses
@@ -58,11 +57,6 @@ def prototype_contrast(
     return cross_entropy(mixed_BD @ prototype_CD.T / tau, target_BC)
 
 
-def mean_over(loss_B: Tensor, used_B: Tensor) -> Tensor:
-    """The mean over the images that are used; 0 if none is."""
-    return torch.where(used_B, loss_B, 0).sum() / used_B.sum().clamp(min=1)
-
-
 def ramp(epoch: int, weight: float, epochs: int) -> float:
     """The weight of the prototypes in an epoch: from 1 to `weight`. There are none in the first."""
     if epoch == 0:
@@ -75,8 +69,10 @@ def ramp(epoch: int, weight: float, epochs: int) -> float:
 
 def keep_given(soft_NC: Tensor, given_N: Tensor, threshold: float) -> Tensor:
     """The soft label becomes the given one where its share of the soft label is large enough."""
-    kept_N1 = soft_NC.gather(1, given_N[:, None]) > threshold
-    return torch.where(kept_N1, F.one_hot(given_N, soft_NC.shape[1]).to(soft_NC.dtype), soft_NC)
+    own_N1 = soft_NC.gather(1, given_N[:, None])
+    kept_N1 = own_N1 > threshold
+    others_NC = torch.where(kept_N1, 0, soft_NC)
+    return others_NC.scatter_(1, given_N[:, None], torch.where(kept_N1, 1, own_N1))
 
 
 def class_means(

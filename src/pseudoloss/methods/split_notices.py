@@ -55,6 +55,6 @@ def no_evidence(without: Sequence[str], classes: int) -> str | None:
         return None
     return (
         f"the evidential network has no evidence for {len(without)} of {classes} classes (the "
-        f"first: {without[0]}). Their images count as of no class, so the classifier forgets these "
-        "classes. Try another --seed, a longer --warmup or a lower --lr."
+        f"first: {without[0]}). Their images count as out-of-distribution, so the classifier "
+        "forgets these classes. Try another --seed, a longer --warmup or a lower --lr."
     )

@@ -16,7 +16,7 @@ class DivideMixSettings(MixMatchSettings):
 
     # DivideMix
     loss_epochs: Annotated[int, within(1, 100)] = 1
-    """Losses of so many epochs are averaged before they are split. The authors use 5 at 90%
+    """Epochs whose losses are averaged before labels are split by them. The authors use 5 at 90%
     noise."""
     warmup_penalty: Annotated[float, within(0, 1000)] = 0.0
     """Weight of a penalty for confident predictions in the warm-up. The authors use 1 on asymmetric

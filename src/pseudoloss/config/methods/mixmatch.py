@@ -16,7 +16,7 @@ class MixMatchSettings(DetectionSettings):
     """λ ~ Beta(α, α), folded: the first of two mixed images dominates. Larger values mix every pair
     more evenly."""
     temperature: Annotated[float, above(0, 100)] = 0.5
-    """Labels and predictions are sharpened by the power of 1 / temperature."""
+    """Labels and predictions are sharpened: raised to the power of 1 / temperature."""
     lambda_u: Annotated[float, within(0, 10_000)] = 25.0
     """Weight of the squared error of images without a label. The more wrong labels, the larger."""
     ramp_epochs: Annotated[int, within(1, 1_000_000)] = 16
