@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import make_images
+from processes import FLAGS
 from pseudoloss.cli import COMMANDS, main
 from pseudoloss.cli import experiments as commands
 from pseudoloss.cli.train import settings_of, train_parser
@@ -493,6 +494,14 @@ def test_a_signal_to_predict_is_one_line(tiny_run, photos, monkeypatch, capsys, 
     monkeypatch.setattr(predictions, "predict_batches", interrupted)
     assert main(["predict", str(tiny_run.path), str(photos("a.png")), "--quiet"]) == code
     assert capsys.readouterr().err == "pseudoloss: interrupted; run the same command again\n"
+
+
+def test_a_run_that_learned_nothing_does_not_suggest_to_use_it(tmp_path, dataset, capsys):
+    flags = [*FLAGS, "--epochs", "2", "--warmup", "1", "--lr", "1e-9"]
+    assert main(["train", str(dataset), "--out", str(tmp_path / "run"), *flags]) == 0
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last[0].startswith("Next: train with other settings")
+    assert "pseudoloss audit SOURCE" in last[1]
 
 
 @pytest.mark.parametrize("then", ["time.sleep(30)", "pass"])

@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> None:
     from pseudoloss.runs import RunFolder, resume_command
 
     try:
-        finished = train(
+        run = train(
             args.source,
             args.out,
             preset=args.preset,
@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> None:
             quiet=args.quiet,
             log=args.log,
             **explicit,
-        ).finished
+        )
     except KeyboardInterrupt as error:
         folder = RunFolder(args.out)
         if folder.finished:
@@ -86,15 +86,21 @@ def run(arguments: list[str]) -> None:
             text = f"interrupted; resume with: {resume_command(args.out)}"
             raise renamed(error, text) from None
         raise
-    if finished and distributed.is_main():
+    if run.finished and distributed.is_main():
         add_report(args.out)
         if not args.quiet:
-            show(next_steps(args.out))
+            kinds = {notice["kind"] for notice in run.summary["notices"]}
+            show(next_steps(args.out, learned_nothing="end" in kinds))
 
 
-def next_steps(folder: Path) -> str:
+def next_steps(folder: Path, learned_nothing: bool) -> str:
     """What to do with a finished run."""
     place = shlex.quote(str(folder))
+    if learned_nothing:
+        return (
+            "Next: train with other settings (see the notice above), or find wrong labels without\n"
+            "  training: pseudoloss audit SOURCE --out audit"
+        )
     call = f"pl.load({str(folder)!r}).model.predict(images)"
     return (
         f"Next: open {folder}/report.html in a browser, or {folder}/labels.csv\n"

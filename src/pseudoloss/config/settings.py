@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pseudoloss.config.limits import A_NAME, SHARE, Limit, above, at_least, within
 from pseudoloss.config.methods import METHOD_SETTINGS, MethodSettings
-from pseudoloss.errors import InputError, name_hint
+from pseudoloss.errors import InputError, did_you_mean, name_hint
 
 # Networks of ours.
 OWN = ("preactresnet18", "preactresnet18-stemnorm", "preactresnet18-released", "small-cnn")
@@ -338,7 +338,9 @@ def _of_declared_type(name: str, value: Any, hints: Mapping[str, Any]) -> Any:
     choices = get_args(hint) or (hint,)
     if isinstance(choices[0], str):  # a Literal
         if not isinstance(value, str) or value not in choices:
-            raise InputError(f"{flag(name)} {shorten(value)}: must be one of {', '.join(choices)}")
+            hint = did_you_mean(str(value), choices)
+            must = f"must be one of {', '.join(choices)}"
+            raise InputError(f"{flag(name)} {shorten(value)}: {must}{hint}")
         return value
     if value is None and type(None) in choices:
         return None

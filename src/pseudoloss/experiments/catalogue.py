@@ -311,6 +311,13 @@ SELECTION = Experiment(
     ),
 )
 
+# Settings of methods whose defaults are for 100 classes, or that must be told the noise rate.
+_FOR_DIGITS: dict[str, dict[str, Any]] = {
+    "co-teaching": {"forget_rate": 0.4},
+    "dsos": {"warmup": 15},
+    "jo-src": {"label_smoothing": 0.1},
+    "rrl": {"keep_threshold": 0.4},
+}
 DIGITS = Experiment(
     "digits",
     "Handwritten digits, 40% wrong labels: a quick trial without downloads",
@@ -324,15 +331,21 @@ DIGITS = Experiment(
             method_title(method),
             "digits",
             "digits-id40",
-            {} if method == "pls" else {"method": method},
+            ({} if method == "pls" else {"method": method}) | _FOR_DIGITS.get(method, {}),
             extra=method not in ("pls", *BASELINES),
         )
         for method in METHOD_SETTINGS
     ),
 )
 
-# What a method must know of the noise; everything else is as it is by default.
-_TOLD: dict[str, dict[str, Any]] = {"co-teaching": {"forget_rate": 0.4}}
+# What a method must know of the noise, and what its design asks for: the share of the warm-up, and
+# the dimensions of the projection. Everything else is as it is by default.
+_NEEDED: dict[str, dict[str, Any]] = {
+    "co-teaching": {"forget_rate": 0.4},
+    "dsos": {"warmup": 100},
+    "dynamic-bootstrapping": {"warmup": 70},
+    "rrl": {"projection": 50},
+}
 SAME_HARNESS = Experiment(
     "same-harness",
     "All methods with the same network, views and schedule",
@@ -346,7 +359,7 @@ SAME_HARNESS = Experiment(
             method_title(method),
             "cifar100:DIR",
             "cifar100-id40",
-            {"method": method} | _TOLD.get(method, {}),
+            {"method": method} | _NEEDED.get(method, {}),
             timed=True,
         )
         for method in METHOD_SETTINGS

@@ -47,9 +47,12 @@ METHODS: dict[str, PublishedMethod] = {
 }
 
 
+OWN_TITLES = {"pls-plus": "PLS with additions"}
+
+
 def method_title(method: str) -> str:
     """What a method is called in tables and plots; one that is not known by its own name."""
-    return METHODS[method].title if method in METHODS else method
+    return METHODS[method].title if method in METHODS else OWN_TITLES.get(method, method)
 
 
 class Doubt(NamedTuple):
