@@ -112,7 +112,14 @@ def score_labels(
         predicted_N=judged.prob_NC.argmax(1).cpu().numpy(),
         candidate_N=candidate_N.cpu().numpy(),
         noise=estimate_noise(
-            p_noisy_N, given_N, classes, judged.rate, judged.confused, judged.accuracy, judged.rates
+            p_noisy_N,
+            given_N,
+            classes,
+            judged.rate,
+            judged.confused,
+            judged.accuracy,
+            between=judged.between,
+            rates=judged.rates,
         ),
         details=details,
     )
@@ -128,6 +135,7 @@ class Judged(NamedTuple):
     rate: float  # expected share of wrong labels
     confused: float  # of it, confusion of ambiguous images
     accuracy: float  # expected accuracy of the predictions, with respect to the true classes
+    between: float = 0.0  # of the rate, confusion of classes
     rates: tuple[float, float] | None = None  # the lowest and highest rate of the models
 
 
@@ -163,6 +171,7 @@ def _latent(
         rate=fit.rate,
         confused=fit.confused,
         accuracy=fit.accuracy,
+        between=fit.between,
         rates=fit.rates,
     )
 

@@ -95,6 +95,7 @@ class LatentFit:
     rate: float  # expected share of wrong labels
     rates: tuple[float, float]  # the lowest and the highest of the models that count
     confused: float  # part of it that is confusion of single images
+    between: float  # part of it that is confusion of classes, in proportion to e and d
     accuracy: float  # expected accuracy of the predictions, with respect to the true classes
     models: tuple[Noise, ...]  # the first is without image confusion
     weights: tuple[float, ...]  # of the models; they sum to 1
@@ -205,7 +206,7 @@ def _judge(
     log_prob_NC, given_N = labels.log_prob_NC, labels.given_N
     posterior_NC = torch.zeros_like(log_prob_NC, dtype=torch.float32)
     odds_2N = torch.zeros(2, len(given_N), dtype=torch.float64, device=given_N.device)
-    parts, rates = torch.zeros(3, dtype=torch.float64), []
+    parts, rates, between = torch.zeros(3, dtype=torch.float64), [], 0.0
     weights = [weight if weight > NEGLIGIBLE else 0.0 for weight in weights]
     weights = [weight / sum(weights) for weight in weights]
     for noise, weight, swapped in zip(models, weights, swaps, strict=True):
@@ -213,6 +214,8 @@ def _judge(
             found = _add_posterior(labels, noise, swapped, weight, posterior_NC)
             parts += weight * found
             rates += [float(found[0])] if weight >= RELEVANT else []
+            classes = noise.classes / max(noise.random + noise.classes, 1e-12)
+            between += weight * classes * float(found[0] - found[1])
             _add_doubt(labels, noise, swapped, weight, odds_2N)
     posterior_NC /= posterior_NC.sum(1, keepdim=True)
     rate, confused, accuracy = parts.tolist()
@@ -223,6 +226,7 @@ def _judge(
         rate=rate,
         rates=(min(rate, *rates), max(rate, *rates)),
         confused=confused,
+        between=between,
         accuracy=accuracy,
         models=tuple(models),
         weights=tuple(weights),
