@@ -68,7 +68,7 @@ from pseudoloss.methods.latent_noise import (
 
 EVIDENCE = 1000  # images that the choice between the models may count
 FIT_IMAGES = 5000  # a and b are fitted to a random sample of at most so many images
-CONFUSIONS = {1.0: 0.8, 2.0: 0.2}  # κ of the models with image confusion: how likely beforehand
+CONFUSIONS = (1.0, 2.0)  # κ of the models with image confusion
 NEGLIGIBLE = 1e-3  # a smaller weight of a model is 0
 RELEVANT = 0.05  # weight from which a model counts for the range of the rate
 LEARNING = 12  # rounds in which transitions are learned
@@ -145,7 +145,9 @@ def fit_latent_labels(log_prob_NC: Tensor, given_N: Tensor, seed: int = 1) -> La
     ]
     found = [noise.log_likelihood for noise in (plain, *confusing)]
     counted = max(2, min(len(given_N), EVIDENCE))
-    prices = [0.0, *(0.5 * math.log(counted) - math.log(p) for p in CONFUSIONS.values())]
+    # The better the predictions, the more likely people see what they see (κ = 1).
+    alike = min(max(sample.accuracy(plain), 0.5), 0.99)
+    prices = [0.0, *(0.5 * math.log(counted) - math.log(p) for p in (alike, 1 - alike))]
     if plain.random > 0 or plain.classes > 0:
         plain = _with_rates(labels, plain)
     models = [plain, *(_with_rates(labels, noise) for noise in confusing)]
@@ -256,6 +258,11 @@ class _Labels:
             q_NC = tempered(self.log_prob_NC[rows], noise.a, noise.b)
             together_CC += q_NC.T @ q_NC
         return class_confusion(together_CC)
+
+    def accuracy(self, noise: Noise) -> float:
+        """Expected accuracy of the predictions."""
+        parts = (tempered(self.log_prob_NC[rows], noise.a, noise.b) for rows in self.chunks())
+        return sum(float(q_NC.max(1).values.sum()) for q_NC in parts) / len(self.given_N)
 
     def swaps(self, noise: Noise) -> Swaps:
         K_CC = self.confusion(noise)
