@@ -3,11 +3,13 @@
 import re
 from argparse import SUPPRESS, Action
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from pseudoloss.cli.train import train_parser
 from pseudoloss.config import (
     METHOD_SETTINGS,
+    DetectionSettings,
     Settings,
     as_flag,
     as_json,
@@ -43,13 +45,26 @@ SHARED = """## Shared settings
 All methods have these.
 """
 
+DETECTION = """## Flagging labels
+
+All methods have these but {}, which flag labels in their own way.
+"""
+
 # Titles of the methods; one without an entry is called by its name.
 TITLES = {
     "pls": "Pseudo-Loss Selection",
+    "pls-plus": "PLS with additions",
     "ce": "cross-entropy",
     "mixup": "mixup",
+    "dynamic-bootstrapping": "Dynamic Bootstrapping",
     "elr": "Early-Learning Regularisation",
+    "elr-plus": "ELR+",
     "co-teaching": "Co-teaching",
+    "divide-mix": "DivideMix",
+    "dsos": "Dynamic Softening of Out-of-distribution Samples",
+    "rrl": "Robust Representation Learning",
+    "evidential-mix": "EvidentialMix",
+    "jo-src": "Jo-SRC",
 }
 
 WHEN = {
@@ -65,7 +80,8 @@ WHEN = {
     "accumulate": "A batch does not fit into GPU memory.",
     "lr": "Lower if the loss becomes NaN or the warm-up ends at chance.",
     "schedule": "To repeat a method with its own schedule.",
-    "optimiser": "adam for timm transformers, or to repeat a method with its own optimiser.",
+    "optimiser": "adam for timm transformers, muon for fewer epochs (to try), or to "
+    "repeat a method with its own optimiser.",
     "momentum": "Rarely.",
     "weight_decay": "Less for small datasets and fine-tuning, more against overfitting.",
     "threshold": "Lower with very many wrong labels; higher if good labels are flagged.",
@@ -87,18 +103,66 @@ WHEN = {
     "contrast_mix": "separate for the paper's form.",
     "balance": "Lower if rare classes are predicted too often; 0 if the shares are unknown.",
     "balance_prior": "given for imbalanced classes; chosen automatically for folders and tables.",
-    "mixup_alpha": "8 to 32 with many wrong labels.",
+    "mixup_alpha": "mixup: 8 to 32 with many wrong labels. Others: rarely.",
     "mixup_lambda": "uniform for the paper's form.",
     "correct": "Ablation.",
     "contrast": "Ablation; off is faster.",
     "trust_in_classification": "Ablation.",
     "trust_in_contrast": "Ablation.",
     "mixup": "Ablation; off if mixed images make no sense.",
+    "strong_loss": "1 to train the classifier on the strong view too.",
+    "strong_loss_ramp": "If the accuracy falls behind the warm-up.",
+    "strong_view": "With `--strong-loss`: trivial or rand, which leave more of the image.",
+    "strong_cutout": "0.5 with trivial or rand.",
+    "cutmix": "0.5 for half of the batches.",
+    "first_epoch_trust": "Off if the accuracy falls behind the warm-up.",
+    "debias": "1 if some classes are predicted too often.",
+    "debias_momentum": "Rarely.",
+    "ema_pseudo_labels": "To try; with `--pseudo-label-mode eval`.",
+    "ema_scoring": "To try.",
+    "ema_prediction": "To try; training stays the same.",
+    "ema_decay": "pls-plus: 0.999; 0.99 for runs of a few thousand steps. elr-plus: rarely.",
+    "loss_momentum": "0.8 if the share of flagged labels changes from epoch to epoch.",
+    "warmup_trend": "If right labels are flagged.",
+    "mode_gate": "If there may be no wrong labels; `metrics.jsonl` has the d′ of every epoch.",
+    "pseudo_label_views": "1 for speed.",
+    "opposite_flips": "To try; not with `--no-flip`.",
+    "selection": "neighbours with very many wrong labels.",
+    "neighbours": "Fewer in small datasets: at most the images of a class.",
+    "neighbour_share": "Lower to flag fewer labels.",
+    "relabel": "0.8 or 0.9 with `--selection neighbours`.",
+    "bootstrapping": "soft-to-hard where hard makes the network predict few classes; slower.",
+    "guided_epochs": "Rarely.",
     "elr_lambda": "Tune it for your dataset.",
     "elr_beta": "Tune it for your dataset.",
+    "ramp_steps": "Rarely.",
     "forget_rate": "Set it to the noise rate, or an estimate of it.",
     "forget_epochs": "Rarely.",
+    "temperature": "Closer to 1 if refined labels are confident and wrong.",
+    "lambda_u": "0 with few wrong labels, 150 with half of them or more (100 classes).",
+    "ramp_epochs": "Rarely.",
+    "classifier_warmup": "Longer if the classifier has learned little when the warm-up ends.",
+    "loss_epochs": "5 with very many wrong labels.",
+    "warmup_penalty": "1 if wrong labels are mostly of one similar class.",
     "ensemble": "To predict with both networks, at twice the cost.",
+    "entropy_weight": "Higher if the network is sure of almost nothing after the warm-up.",
+    "as_released": "To repeat the released program.",
+    "softening_temperature": "Higher to soften more targets.",
+    "correct_above": "Lower if few images are out-of-distribution.",
+    "warmup_mixup": "Off where most labels are noisy, as the authors do.",
+    "main_batch_size": "Larger for speed.",
+    "contrast_temperature": "Rarely.",
+    "instance_weight": "Rarely.",
+    "prototype_weight": "Lower if the loss becomes NaN or training is unstable.",
+    "prototype_ramp": "Shorter in short runs.",
+    "reconstruction_weight": "Rarely.",
+    "keep_threshold": "Higher (0.4) with few classes or few images, where wrong labels are kept.",
+    "use_threshold": "Lower if a notice says that few images are used.",
+    "label_smoothing": "0.1 to 0.3 with ten classes.",
+    "clean_threshold": "Lower if almost all labels are flagged.",
+    "last_clean_threshold": "Lower if more and more labels are flagged.",
+    "consistency": "Rarely.",
+    "largest_divergence": "Larger, such as 1000000, to repeat the paper.",
     "image_size": "Larger for details, smaller for speed.",
     "pad": "0 if a shift would cut off what matters.",
     "flip": "Off if left and right matter: digits, text, signs.",
@@ -153,11 +217,16 @@ TABLE = "| flag | default | meaning | when to change it |\n|---|---|---|---|"
 def page() -> str:
     """The whole page."""
     described = {method: describe_settings(method) for method in METHOD_SETTINGS}
-    shared = set.intersection(*(set(names) for names in described.values()))
-    lines = [HEAD, SHARED, *_groups(next(iter(METHOD_SETTINGS)), shared)]
+    every = set.intersection(*(set(names) for names in described.values()))
+    first = next(iter(METHOD_SETTINGS))
+    lines = [HEAD, SHARED, *_groups(first, every)]
+    mixture = {field.name for field in fields(DetectionSettings)}
+    without = [f"`{name}`" for name, names in described.items() if not mixture <= names.keys()]
+    lines += [DETECTION.format(", ".join(without)), *_groups(first, mixture)]
+    shared = every | mixture
     for method, names in described.items():
         lines.append(_title(method))
-        own = names.keys() - shared
+        own = (names.keys() - shared) | _other_defaults(method, shared)
         lines += _groups(method, own) if own else ["No settings of its own.\n"]
     options = [
         action
@@ -178,6 +247,12 @@ def page() -> str:
 def _title(method: str) -> str:
     title = TITLES.get(method, method)
     return f"## `--method {method}`" + ("\n" if title == method else f": {title}\n")
+
+
+def _other_defaults(method: str, shared: set[str]) -> set[str]:
+    """The shared settings whose default a method changes."""
+    usual, own = (as_json(Settings(method=name)) for name in (next(iter(METHOD_SETTINGS)), method))
+    return {name for name in shared & own.keys() - {"method"} if own[name] != usual[name]}
 
 
 def _groups(method: str, names: Iterable[str]) -> list[str]:

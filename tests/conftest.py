@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,12 @@ from review_runs import write_review
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
+# A shell that starts the tests in the background may have signals ignored.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Continuous integration tries the same examples every time; elsewhere they are random.
 settings.register_profile("ci", derandomize=True)

@@ -1,6 +1,7 @@
 """The benchmarks run. Their measurements are not checked."""
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
@@ -325,3 +326,30 @@ def test_kills_knows_how_a_signal_ends_a_run(program):
     assert not expected(137, 9, "", 1)
     assert expected(1, 9, f"another process ended\n{error}", 2)  # torchrun's own
     assert not expected(1, 9, error + error, 2)
+
+
+# ------------------------------------------------------------------------------------- methods.py
+
+
+def test_what_an_epoch_of_every_method_costs(run, program, monkeypatch):
+    methods = program("methods")
+    own = methods.settings_of
+
+    def small(method, device):
+        preset, settings = own(method, device)
+        changes = {"network": "small-cnn", "batch_size": 8, "epochs": 6, "warmup": 2}
+        return preset, dataclasses.replace(settings, **changes)
+
+    monkeypatch.setattr(methods, "settings_of", small)
+    names = ["ce", "divide-mix", "dsos"]
+    arguments = ["--images", "200", "--steps", "1", "--device", "cpu", "--methods", *names]
+    written, printed = run("methods", *arguments)
+    assert list(written["methods"]) == names
+    for one in written["methods"].values():
+        assert one["epoch_seconds"] > 0
+        assert one["finite"]
+        assert one["main"]["steps"] > 0
+    assert written["methods"]["divide-mix"]["preset"] == "cifar100-id50-divide-mix"
+    assert written["methods"]["dsos"]["preset"] == "cifar100-inet-40-20-dsos"
+    assert written["methods"]["ce"]["preset"] == "cifar100-id50"
+    assert "divide-mix" in printed

@@ -43,6 +43,7 @@ def test_similar_names_are_suggested():
     assert did_you_mean("symetric", KNOWN) == "; did you mean symmetric or asymmetric?"
     assert did_you_mean("pear", KNOWN) == "; did you mean pair?"
     assert did_you_mean("xyz", KNOWN) == ""
+    assert did_you_mean("--epoch", ["--epochs", "--ramp-epochs"]) == "; did you mean --epochs?"
 
 
 def test_all_names_are_listed_if_none_is_similar():

@@ -33,6 +33,33 @@ def test_only_a_warm_up_of_zero_is_not_handed_to_another_method():
     assert request("web-bird", None, {"method": "ce"}).settings("default").warmup == 10
 
 
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize(
+    ("row", "mixed"), [("20-20", True), ("40-20", True), ("60-20", False), ("40-40", False)]
+)
+def test_presets_of_dsos(pool, row, mixed):
+    found = request(f"cifar100-{pool}-{row}-dsos", None, {}).settings("default")
+    usual = request(f"cifar100-{pool}-{row}", None, {}).settings("default")
+    assert (found.corrupt, found.network) == (usual.corrupt, usual.network)
+    assert (found.epochs, found.warmup_epochs, found.schedule) == (100, 50, "steps:50,80:0.1")
+    assert (found.batch_size, found.lr, found.weight_decay) == (64, 0.03, 5e-4)
+    own = found.method_settings
+    assert (own.main_batch_size, own.warmup_mixup, own.as_released) == (32, mixed, False)
+
+
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize("row", ["20-20", "40-20", "60-20", "40-40"])
+def test_presets_of_jo_src(pool, row):
+    found = request(f"cifar100-{pool}-{row}-jo-src", None, {}).settings("default")
+    usual = request(f"cifar100-{pool}-{row}", None, {}).settings("default")
+    assert (found.corrupt, found.network) == (usual.corrupt, usual.network)
+    assert (found.epochs, found.warmup_epochs, found.batch_size) == (200, 10, 128)
+    assert (found.lr, found.schedule, found.weight_decay) == (0.1, "cosine", 5e-4)
+    own = found.method_settings
+    assert (own.label_smoothing, own.clean_threshold, own.last_clean_threshold) == (0.6, 0.75, 0.95)
+    assert (own.ema_decay, own.consistency) == (0.99, 0.5)
+
+
 def test_presets_of_elr_and_co_teaching():
     elr = request("cifar100-id50-elr", None, {}).settings("default")
     assert (elr.lr, elr.schedule) == (0.02, "steps:80,120:0.01")
@@ -42,6 +69,70 @@ def test_presets_of_elr_and_co_teaching():
         co = request(f"cifar100-id{noise}-co-teaching", None, {}).settings("default")
         assert co.method_settings.forget_rate == noise / 100
         assert co.corrupt == f"symmetric:{noise / 100:g}"
+
+
+def test_presets_of_divide_mix():
+    for noise, lambda_u in ((0, 0), (20, 25), (50, 150), (80, 150)):
+        found = request(f"cifar100-id{noise}-divide-mix", None, {}).settings("default")
+        assert found.method_settings.lambda_u == lambda_u
+        assert found.corrupt == (f"symmetric:{noise / 100:g}" if noise else None)
+        assert (found.epochs, found.warmup, found.batch_size, found.lr) == (300, 30, 64, 0.02)
+        assert (found.schedule, found.network) == ("steps:150:0.1", "preactresnet18-stemnorm")
+        own = found.method_settings
+        assert (own.threshold, own.threshold_on) == (0.5, "clean")
+        assert (own.mixup_alpha, own.temperature, own.ramp_epochs) == (4, 0.5, 16)
+    web = request("web-bird-divide-mix", None, {}).settings("default")
+    assert (web.image_size, web.method_settings.lambda_u) == (448, 0)
+
+
+def test_presets_of_elr_plus():
+    for noise in (0, 20, 50, 80):
+        found = request(f"cifar100-id{noise}-elr-plus", None, {}).settings("default")
+        assert found.corrupt == (f"symmetric:{noise / 100:g}" if noise else None)
+        assert (found.epochs, found.warmup, found.batch_size, found.lr) == (250, 0, 128, 0.02)
+        assert (found.schedule, found.weight_decay) == ("steps:200:0.1", 5e-4)
+        own = found.method_settings
+        assert (own.elr_lambda, own.elr_beta, own.mixup_alpha) == (7, 0.9, 1)
+        assert (own.ema_decay, own.ramp_steps) == (0.997, 40_000)
+
+
+def test_presets_of_evidential_mix():
+    for pool, out, inside in (("inet", 20, 20), ("places", 60, 20)):
+        name = f"cifar100-{pool}-{out}-{inside}"
+        found = request(f"{name}-evidential-mix", None, {}).settings("default")
+        assert found.corrupt == request(name, None, {}).settings("default").corrupt
+        assert NEEDS[f"{name}-evidential-mix"] == "--pool POOL"
+        assert (found.epochs, found.warmup, found.schedule) == (230, 30, "steps:131:0.1")
+        own = found.method_settings
+        assert (own.classifier_warmup, own.lambda_u, own.as_released) == (10, 25, False)
+
+
+def test_presets_of_dynamic_bootstrapping():
+    """Each row has the variant that made its number, or is better at its noise rate."""
+    variants = {"id0": "s", "id20": "s", "id50": "s", "id80": "h"}
+    variants |= {"inet-20-20": "s", "inet-40-20": "s", "inet-60-20": "h", "places-40-40": "h"}
+    for row, variant in variants.items():
+        base = request(f"cifar100-{row}", None, {}).settings("default")
+        own = request(f"cifar100-{row}-dynamic-bootstrapping", None, {}).settings("default")
+        assert own.method_settings.bootstrapping[0] == variant
+        assert (own.epochs, own.warmup, own.batch_size) == (300, 105, 128)
+        assert (own.lr, own.schedule, own.weight_decay) == (0.1, "steps:100,250:0.1", 1e-4)
+        assert own.corrupt == (None if row == "id0" else base.corrupt)
+    assert NEEDS["cifar100-inet-40-20-dynamic-bootstrapping"] == "--pool POOL"
+
+
+def test_presets_of_rrl():
+    """One set of settings for all rows of both tables; only the noise differs."""
+    rows = [f"id{rate}" for rate in (0, 20, 50, 80)]
+    rows += [f"{pool}-{r}" for pool in ("inet", "places") for r in ("20-20", "40-20", "60-20")]
+    rows += ["inet-40-40", "places-40-40"]
+    for row in rows:
+        rrl = request(f"cifar100-{row}-rrl", None, {}).settings("default")
+        plain = request(f"cifar100-{row}", None, {}).settings("default")
+        assert rrl.corrupt == plain.corrupt
+        assert (rrl.method, rrl.projection, rrl.warmup, rrl.epochs) == ("rrl", 50, 15, 200)
+        assert (rrl.batch_size, rrl.lr, rrl.weight_decay) == (128, 0.02, 5e-4)
+    assert NEEDS["cifar100-inet-40-20-rrl"] == "--pool POOL"
 
 
 def test_what_presets_need_beside_them():
@@ -251,7 +342,7 @@ def test_unknown_names_in_the_config_of_a_run_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"config.json: epoch: no such setting; did you mean"):
         request(None, path, {})
     path.write_text('{"source": "digits", "settings": {"method": "divide", "epochs": 3}}')
-    with pytest.raises(InputError, match=r"^--method divide: must be one of pls, ce"):
+    with pytest.raises(InputError, match=r"^--method divide: must be one of pls, pls-plus, ce"):
         request(None, path, {})
 
 
@@ -269,6 +360,7 @@ def test_adam_has_a_learning_rate_of_its_own():
         return request("cifar100-id50", None, values).settings("default").lr
 
     assert (lr(), lr(optimiser="nesterov"), lr(optimiser="adam")) == (0.1, 0.1, 0.001)
+    assert lr(optimiser="muon") == 0.02
     assert lr(optimiser="adam", batch_size=128) == 0.0005
     assert lr(optimiser="adam", lr=0.02) == 0.02
     gentle = request("finetune", None, {"optimiser": "adam", "head_start": True})

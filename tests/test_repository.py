@@ -83,7 +83,8 @@ def test_flags_and_presets_in_the_docs_exist(path):
     known = {line.split()[-1] for line in OPTIONS.read_text().splitlines()}
     # Of the benchmarks and of ./check.
     known |= {"--seeds", "--work", "--workers", "--plot", "--quick", "--fast", "--record"}
-    known |= {"--features-dir", "--data", "--datalab"}
+    known |= {"--features-dir", "--data", "--datalab", "--trials", "--base"}
+    known |= {"--again", "--whole", "--folds", "--measure", "--stack"}
     known |= {"--kills", "--jobs", "--signal"}  # ..., and of SLURM
     known |= {"--read", "--strict", "--q", "--logdir"}  # of others: mkdocs, tensorboard, ...
     known |= TORCHRUN

@@ -59,8 +59,10 @@ def first_line(error: Exception) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: "; did you mean …?", or nothing if no known name
-    is similar."""
-    similar = difflib.get_close_matches(name, sorted(known), n=3)
+    is similar. Names that are clearly less similar than the first one are left out."""
+    close = difflib.get_close_matches(name, sorted(known), n=3)
+    ratios = [difflib.SequenceMatcher(None, other, name).ratio() for other in close]
+    similar = [other for other, ratio in zip(close, ratios, strict=True) if ratio > ratios[0] - 0.1]
     return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 

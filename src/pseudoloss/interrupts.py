@@ -15,6 +15,7 @@ from typing import Any
 
 # SLURM sends SIGTERM, or with --signal=USR1@120 SIGUSR1, some time before it ends a job.
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+RETRY = 0.02  # seconds
 SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 Handler = Callable[[int, FrameType | None], None]
@@ -44,18 +45,46 @@ def renamed(error: KeyboardInterrupt, text: str) -> Interrupted:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """For a command: the first signal raises `Interrupted`, the second ends the process."""
-    asked = False
+    """For a command: the first signal raises `Interrupted`, the second ends the process.
+
+    While a module is imported, the first one waits: modules turn exceptions into others.
+    """
+    asked: int | None = None
+    is_raised = False
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked:
+        if asked is not None:
             exit_now(number)
-        asked = True
-        raise Interrupted(number)
+        asked = number
+        raise_if_possible(0, frame)
+
+    def raise_if_possible(_: int, frame: FrameType | None) -> None:
+        nonlocal is_raised
+        if _in_an_import(frame) and hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, raise_if_possible)
+            signal.setitimer(signal.ITIMER_REAL, RETRY)
+            return
+        is_raised = True
+        assert asked is not None
+        raise Interrupted(asked)
 
     with _handled(handle):
-        yield
+        try:
+            yield
+        finally:
+            waits = asked is not None and not is_raised
+            if waits:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    if waits:
+        assert asked is not None
+        raise Interrupted(asked)
+
+
+def _in_an_import(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 class Stop:

@@ -287,15 +287,17 @@ class RunFolder:
 
     def refuse_audit(self) -> None:
         """An audit has no model."""
-        try:
-            kind = read_json(self.config).get("kind")
-        except (OSError, ValueError, AttributeError):
-            return  # `recorded` says what is wrong
-        if kind == "audit":
+        if self._is_audit():
             raise InputError(
-                f"{self.path}: is an audit, not a training run: it has no model; in Python, "
-                "pl.load opens it"
+                f"{self.path}: is an audit, not a training run: it has no model; train one with "
+                "pseudoloss train (in Python, pl.load opens audits)"
             )
+
+    def _is_audit(self) -> bool:
+        try:
+            return bool(read_json(self.config).get("kind") == "audit")
+        except (OSError, ValueError, AttributeError):
+            return False  # `recorded` says what is wrong
 
     def refuse_unfinished(self) -> None:
         if not self.finished:
@@ -306,6 +308,8 @@ class RunFolder:
     def refuse_if_taken(self) -> None:
         """A new run needs a new or empty folder: nothing is overwritten."""
         found = contents(self.path)
+        if self._is_audit():
+            raise InputError(f"--out {self.path}: already contains an audit: choose another folder")
         if self.config.exists():
             raise InputError(
                 f"--out {self.path}: already contains a run: add --resume to continue it, "

@@ -87,6 +87,12 @@ def test_wrong_input(arguments, message, tmp_path, capsys):
     assert not out.exists()
 
 
+def test_a_training_run_does_not_start_in_the_folder_of_an_audit(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"kind": "audit"}')
+    code, _, err = call("train", "digits", "--out", tmp_path, capsys=capsys)
+    assert (code, "already contains an audit: choose another folder" in err) == (2, True)
+
+
 def test_an_interrupted_audit_says_how_to_continue(embeddings, tmp_path, capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt

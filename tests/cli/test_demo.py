@@ -85,6 +85,24 @@ def test_the_demo_draws_a_picture(demo):
 
 
 @pytest.mark.slow
+def test_the_rows_in_the_readme_are_those_of_the_audit(demo):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| (\d+ \| \d \|.*) \|$", readme, re.MULTILINE)
+    assert len(rows) == 5
+    table = pd.read_csv(demo[0] / "audit" / "labels.csv", dtype={"suggested_label": str})
+    table = table.fillna({"suggested_label": ""})
+    table = table[table["part"] == "train"].set_index("index")
+    for row_text in rows:
+        cells = [text.strip() for text in row_text.split("|")]
+        index, given, suggested, p_noisy, candidate, trust, action = cells
+        row = table.loc[int(index)]
+        names = ("given_label", "suggested_label", "candidate_label", "action")
+        assert [str(row[name]) for name in names] == [given, suggested, candidate, action]
+        assert row["p_noisy"] == pytest.approx(float(p_noisy), abs=0.05)
+        assert row["trust"] == pytest.approx(float(trust), abs=0.05)
+
+
+@pytest.mark.slow
 def test_an_existing_demo_is_never_overwritten(demo):
     folder, _ = demo
     with pytest.raises(InputError, match=r"--out .*already exists"):

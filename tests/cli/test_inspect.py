@@ -363,7 +363,7 @@ def test_durations(seconds, text):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "source nowhere: no such source"),
+        (["nowhere"], "source nowhere: no such file, folder or dataset"),
         (["no/where"], "source no/where: no such file or folder"),
         ([], "SOURCE"),
         (["digits", "--hold-out", "0.2"], "--hold-out: digits has test images"),

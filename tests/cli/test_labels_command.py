@@ -149,7 +149,7 @@ def test_apply(audit, tmp_path, capsys):
         "      1  ant → bee",
         "left for review, with the given label: 3",
         f"left out: 1 junk; listed in {tmp_path / 'fixed.left-out.csv'}",
-        f"next: pseudoloss train {out} --out NEW-RUN",
+        f"Next: pseudoloss train {out} --out NEW-RUN",
     ]
     assert pd.read_csv(out)["changed"].sum() == 1
 

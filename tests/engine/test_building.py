@@ -12,6 +12,7 @@ from pseudoloss.methods.base import Ema
 from pseudoloss.nn.networks import build
 
 CPU = torch.device("cpu")
+GO, SKIP = torch.tensor(False), torch.tensor(True)
 
 
 def small_network(seed=0):
@@ -27,7 +28,7 @@ def equal(a, b):
 
 
 def networks_of(networks, ema, **settings):
-    method = SimpleNamespace(networks=networks, ema=ema)
+    method = SimpleNamespace(networks=networks, ema=ema, decoder=False)
     settings = Settings(network="small-cnn", **settings)
     return build_networks(method, make_source(), settings, CPU, resumed=False)
 
@@ -62,16 +63,22 @@ def test_a_moving_average_moves_towards_the_network(decay):
         for a, b in zip(slow.parameters(), fast.parameters(), strict=True)
     ]
     before = [p.detach().clone() for p in fast.parameters()]
-    follow(slow, fast, Ema("net", decay), SimpleNamespace(decay=torch.tensor(0.75)))
+    follow(slow, fast, Ema("net", decay), SimpleNamespace(decay=torch.tensor(0.75)), GO)
     torch.testing.assert_close([p.detach() for p in slow.parameters()], wanted)
     assert all(torch.equal(p, old) for p, old in zip(fast.parameters(), before, strict=True))
     assert (slow.backbone.norms[0].running_mean == 5).all()
 
 
+def test_a_moving_average_stays_in_a_step_that_is_skipped():
+    slow, fast = small_network(1), small_network(2)
+    follow(slow, fast, Ema("net", 0.75), None, SKIP)
+    assert equal(slow, small_network(1))
+
+
 def test_batch_norm_statistics_are_copied_only_if_asked_for():
     slow, fast = small_network(1), small_network(2)
     fast.backbone.norms[0].running_mean.fill_(5)
-    follow(slow, fast, Ema("net", 0.5, copy_buffers=False), None)
+    follow(slow, fast, Ema("net", 0.5, copy_buffers=False), None, GO)
     assert (slow.backbone.norms[0].running_mean == 0).all()
 
 

@@ -185,11 +185,11 @@ def test_the_pace_counts_the_time_that_images_need(files, monkeypatch):
     assert (pace.score, pace.validate, pace.startup) == pytest.approx((1, 8 / 56, 0))
 
 
-@pytest.mark.parametrize("method", ["ce", "elr", "co-teaching"])
+@pytest.mark.parametrize("method", ["ce", "elr", "co-teaching", "divide-mix", "evidential-mix"])
 def test_the_pace_of_other_methods_is_by_phase_too(method):
     with make_trainer(method=method) as trainer:
         pace, built = measure_pace(trainer), trainer.method
-    assert set(pace.train) == {"warm-up", method}
+    assert {"warm-up", method} <= set(pace.train)
     assert pace.of(built, 3) > sum(pace.train.values())
 
 

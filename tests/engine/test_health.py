@@ -1,5 +1,6 @@
 """Notices that do not depend on the method."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ def given():
 def test_one_class_for_all_images_is_chance(given):
     text = health.warm_up_at_chance(torch.full_like(given, 3), given)
     assert text.startswith("the warm-up ended at chance: its predictions agree with 1.0%")
+    spread = 100 * 3 * math.sqrt(0.01 * 0.99 / len(given))
+    assert f"by chance it would be 1.0% ± {spread:.1f}%" in text
     assert "--seed" in text
     assert "--weight-decay" in text
 

@@ -78,6 +78,27 @@ def test_the_line_of_an_epoch():
     assert text == "epoch 12/12  pls      loss  1.5000  1.3 s"
 
 
+@pytest.mark.parametrize("method", ["ce", "pls", "divide-mix", "dynamic-bootstrapping"])
+def test_the_columns_of_all_phases_are_aligned(method):
+    trainer = make_trainer(epochs=2, method=method)
+    seconds = {"train": 1.0, "score": 0.2, "validate": 0.1}
+    rest = {"loss": 1.5, "accuracy": None, "noisy": None, "trust": None, "seconds": seconds}
+    columns = set()
+    for epoch, phase in enumerate((trainer.phase(0), trainer.phase(1)), 1):
+        line = {"epoch": epoch, "phase": phase.name, **rest}
+        columns.add(messages.epoch_line(trainer, [line], best=None).index("loss "))
+    assert len(columns) == 1
+
+
+def test_a_noise_rate_that_is_not_known_is_called_a_guess():
+    noise = {"rate": 0.436, "low": 0.2, "high": 0.6, "by_class": {"a": {"rate": 0.4}}}
+    noise |= {"known": False, "reasons": ["it is at chance"]}
+    said = "not known; at a guess 43.6% of the labels are wrong: it is at chance"
+    assert messages.noise_lines(noise) == [said]
+    said = "43.6% of the labels are flagged; how many are wrong is not known: it is at chance"
+    assert messages.noise_lines(noise | {"low": 0.0, "high": 1.0}) == [said]
+
+
 def test_settings_that_were_chosen_are_printed_as_flags():
     text = messages.chosen("scratch", {"batch_size": 4, "flip": False})
     assert text == "Settings: --preset scratch and, to fit the images, --batch-size 4 --no-flip"

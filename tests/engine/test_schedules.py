@@ -33,6 +33,13 @@ def test_constant():
     assert rates(epochs=20, warmup=3, lr=0.2, schedule="constant") == [0.2] * 20
 
 
+def test_linear_falls_by_the_same_amount_in_every_epoch_after_the_warm_up():
+    found = rates(epochs=20, warmup=3, lr=0.2, schedule="linear")
+    assert found[:3] == [0.2] * 3
+    differences = [a - b for a, b in itertools.pairwise([*found[2:], 0.0])]
+    assert differences == pytest.approx([0.2 / 18] * 18)
+
+
 def test_steps_multiply_the_rate_at_the_start_of_the_next_epoch():
     found = rates(epochs=150, lr=0.02, schedule="steps:80,120:0.01")
     assert found[:80] == [0.02] * 80
@@ -45,7 +52,7 @@ def test_steps_multiply_the_rate_at_the_start_of_the_next_epoch():
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "linear", "cosine:3", "cosine:", "constant:"),
+        *("", "linearly", "linear:2", "cosine:3", "cosine:", "constant:"),
         *("step:80:0.1", "steps", "steps:", "steps:80"),
         *("steps:80:", "steps:a:0.1", "steps:80:b", "steps:80.5:0.1", "steps:80:0.1:1"),
         *("steps:0:0.1", "steps:-1:0.1", "steps:120,80:0.1", "steps:80,:0.1"),
@@ -53,7 +60,9 @@ def test_steps_multiply_the_rate_at_the_start_of_the_next_epoch():
     ],
 )
 def test_other_schedules_are_refused(text):
-    with pytest.raises(InputError, match=r"--schedule .*must be cosine, constant or") as error:
+    with pytest.raises(
+        InputError, match=r"--schedule .*must be cosine, linear, constant or"
+    ) as error:
         Settings(schedule=text)
     assert "\n" not in str(error.value)
 

@@ -7,8 +7,10 @@ import torch.nn.functional as F
 from pseudoloss import methods
 from pseudoloss.config import Settings
 from pseudoloss.data.storage import DeviceImages
+from pseudoloss.engine.history import History
 from pseudoloss.engine.scoring import ImageScorer
 from pseudoloss.inference import passes
+from pseudoloss.inference.ensemble import Ensemble
 from pseudoloss.inference.passes import images_at_once
 from pseudoloss.methods import metrics, pls_metrics
 from pseudoloss.methods.detection import COMPARED, noise_metrics
@@ -106,6 +108,22 @@ def test_any_network_can_be_asked_by_its_role(asked):
         wanted = other.eval()(scorer.views.plain(scorer.images.images_NCHW))[0]
     torch.testing.assert_close(logits_of(scorer, role="other", **asked)[0], wanted)
     assert not torch.equal(logits_of(scorer, **asked)[0], wanted)
+
+
+@pytest.mark.parametrize("at_once", [2**21, IN_PARTS])
+def test_each_network_of_an_ensemble_in_one_pass(monkeypatch, at_once):
+    """What is stored is what the ensemble predicts."""
+    monkeypatch.setattr(passes, "PIXELS_AT_ONCE", at_once)
+    scorer = make_scorer()
+    scorer.predictor = Ensemble(list(scorer.networks.values()))
+    scorer.history = History(N, C, torch.device("cpu"))
+    logits_of(scorer)
+    wanted = scorer.history.latest_NC.clone()
+    scorer.history.latest_NC.zero_()
+    each = [torch.cat(found) for found in zip(*(v for _, v in scorer.members()), strict=True)]
+    for role, found in zip(scorer.networks, each, strict=True):
+        torch.testing.assert_close(found, logits_of(scorer, role=role)[0])
+    assert torch.equal(scorer.history.latest_NC, wanted)
 
 
 def test_projections_are_those_of_the_plain_views(monkeypatch):

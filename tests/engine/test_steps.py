@@ -1,6 +1,8 @@
 """One update of the networks."""
 
 import copy
+import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ from conftest import make_trainer
 from pseudoloss.config import METHOD_SETTINGS
 from pseudoloss.engine import steps
 from pseudoloss.engine.steps import forward, norms_of
-from pseudoloss.methods.base import ViewBatch
+from pseudoloss.methods import build_detector
+from pseudoloss.methods.base import Phase, Step, ViewBatch
+from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.nn.networks import build
+from pseudoloss.nn.views import WEAK_DRAWS
 from pseudoloss.progress import SilentReporter
 
 
@@ -127,7 +132,100 @@ def test_a_step_in_parts_is_the_same_update():
     assert torch.allclose(*found, atol=1e-5)
 
 
+class Looks(CrossEntropy):
+    """Every epoch ends with a pass over all images that trains nothing."""
+
+    def phases(self):
+        step = Step(self.show, self.loss, WEAK_DRAWS)
+        look = Step(self.show_plain, self.remember, draws=0, trains=(), moves_norms=("net",))
+        return (Phase("all", self.epochs, (step, look)),)
+
+    def show_plain(self, views, batch):
+        return {"net": ViewBatch([views.plain(batch.images_BCHW)], [])}
+
+    def remember(self, outputs, batch, state):
+        ((logits_BC, _),) = outputs["net"].no_grad
+        state.p_noisy_N[batch.index_B] += 1
+        return logits_BC.mean() + 1e6  # not counted
+
+
+def test_a_step_may_train_nothing(monkeypatch):
+    """It sees every image once, moves the statistics of norms, and changes nothing else."""
+    monkeypatch.setattr(
+        "pseudoloss.methods.build",
+        lambda settings, *_: Looks(build_detector(settings.method_settings), settings.epochs, 1),
+    )
+    trainer = make_trainer(method="ce")
+    network, optimiser = trainer.networks["net"], trainer.optimisers["net"]
+
+    def everything():
+        memory = [v["momentum_buffer"].clone() for v in optimiser.state.values()]
+        return [p.detach().clone() for p in network.parameters()] + memory
+
+    snapshots, norms, losses = [], [], []
+
+    def after_step():
+        snapshots.append(everything())
+        norms.append(torch.cat(norms_of(network)))
+        losses.append(trainer.tally.loss_sum.item())
+
+    trainer.after_step = after_step
+    mean = trainer.train_epoch(0)
+    assert len(snapshots) == trainer.steps_in(0) == 8
+    for before, after in itertools.pairwise(snapshots[3:]):
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not torch.equal(snapshots[2][0], snapshots[3][0])
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(norms))
+    assert (trainer.state.p_noisy_N == 1).all()
+    assert losses[3:] == [losses[3]] * 5
+    assert mean == pytest.approx(losses[3] / 4)
+    assert trainer.skipped_steps() == 0
+
+
 @pytest.mark.parametrize("method", METHOD_SETTINGS)
 def test_every_method_trains_in_parts(tiny_source, tiny_settings, method):
     settings = tiny_settings | {"method": method, "accumulate": 2, "epochs": 2}
     assert pl.train(tiny_source, quiet=True, **settings).finished
+
+
+def test_later_views_depend_on_outputs_and_the_loss_gets_those_of_both():
+    """The loss of one step, and its update, are those of a forward pass by hand."""
+    trainer = make_trainer(method="ce")
+    other = copy.deepcopy(trainer.networks["net"])
+    phase, seen = trainer.phases[0], []
+
+    def show(views, batch):
+        return {"net": ViewBatch([views.plain(batch.images_BCHW)], [])}
+
+    def scaled(view, logits_BC):
+        return view * logits_BC.softmax(1).amax(1)[:, None, None, None]
+
+    def show_next(views, batch, outputs, state):
+        ((logits_BC, _),) = outputs["net"].no_grad
+        return {"net": ViewBatch([], [scaled(views.plain(batch.images_BCHW), logits_BC)])}
+
+    def loss(outputs, batch, state):
+        ((first_BC, _),), ((logits_BC, _),) = outputs["net"].no_grad, outputs["net"].with_grad
+        seen.append((batch.images_BCHW.clone(), batch.given_B.clone(), first_BC, logits_BC))
+        return torch.nn.functional.cross_entropy(logits_BC, batch.given_B)
+
+    step = dataclasses.replace(phase.steps[0], show=show, show_next=show_next, loss=loss)
+    prepared = trainer._make_prepared(step, phase)
+    next(iter(trainer.run_steps(prepared, torch.Generator().manual_seed(0), 1)))
+    ((images_BCHW, given_B, first_BC, logits_BC),) = seen
+    view = trainer.views.plain(images_BCHW)
+    with torch.no_grad():
+        wanted_BC = other(view)[0]
+    torch.testing.assert_close(first_BC, wanted_BC)
+    again_BC = other(scaled(view, wanted_BC))[0]
+    torch.testing.assert_close(logits_BC, again_BC)
+    loss = torch.nn.functional.cross_entropy(again_BC, given_B)
+    assert trainer.tally.loss_sum.item() == pytest.approx(loss.item())
+    loss.backward()
+    settings, lr = trainer.settings, float(trainer.lr)
+    for new, old in zip(trainer.networks["net"].parameters(), other.parameters(), strict=True):
+        if old.grad is not None:
+            moved = old - lr * (old.grad + settings.weight_decay * old)
+            torch.testing.assert_close(new, moved)
+    for new, old in zip(norms_of(trainer.networks["net"]), norms_of(other), strict=True):
+        torch.testing.assert_close(new, old)

@@ -208,6 +208,18 @@ def test_streams_hold_only_the_images_of_their_masks(trainer):
     assert empty == 8
 
 
+def test_images_are_mixed_with_images_of_the_same_value_of_a_mask(trainer):
+    run_all(trainer)
+    mixed = 0
+    for turn, batch, hard_N in trainer.method.log:
+        hard_B, partner_B = hard_N[batch.index_B], batch.mixes[0].partner_B
+        assert sorted(partner_B.tolist()) == list(range(len(partner_B)))
+        if turn == "student":
+            assert torch.equal(hard_B, hard_B[partner_B])
+            mixed += bool(hard_B.any() and not hard_B.all())
+    assert mixed > 3
+
+
 def test_the_state_that_a_step_wrote_is_kept(trainer):
     run_all(trainer)
     students = [batch for turn, batch, _ in trainer.method.log if turn == "student"]

@@ -76,6 +76,7 @@ class Toy(Method):
             lambdas=(uniform,),
             trains=("student",),
             streams=(Stream(easy), Stream(hard, size=4)),
+            mixes_within=hard,
         )
         second = Step(
             self.show_both,

@@ -468,7 +468,7 @@ def test_invalid_values_are_refused_before_the_first_cell(
         ("digits", "pool=/pool", "--pool /pool: "),
         ("digits", "corrupt=out:0.2", "--corrupt out:0.2: "),
         ("digits", "epochs=none", "--epochs must be "),
-        ("digits", "method=none", "--method none: must be one of pls, ce"),
+        ("digits", "method=none", "--method none: must be one of pls, pls-plus"),
     ],
 )
 def test_noise_must_match_the_pool_and_some_settings_cannot_be_none(

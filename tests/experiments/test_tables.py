@@ -62,10 +62,11 @@ def test_details_are_time_memory_and_how_wrong_labels_are_found(tmp_path, capsys
     _, text, _ = call("table", *arguments, capsys=capsys)
     assert "memory (GiB)" not in text
     _, text, _ = call("table", *arguments, "--details", capsys=capsys)
-    assert re.search(r"best - paper +seconds +memory \(GiB\) +AUC +F1\n", text)
-    assert re.search(r" 2 +– +120 +3.00 +0.900 +0.667\n", text)
+    assert re.search(r"ours, best +n +seconds +memory \(GiB\) +AUC +F1\n", text)
+    assert "paper, best" not in text  # the paper has no such table
+    assert re.search(r" 2 +120 +3.00 +0.900 +0.667\n", text)
     _, text, _ = call("table", *arguments, "--details", "--format", "markdown", capsys=capsys)
-    assert " | 2 | – | 120 | 3.00 | 0.900 | 0.667 |\n" in text
+    assert " | 2 | 120 | 3.00 | 0.900 | 0.667 |\n" in text
 
 
 def test_result_files_say_nothing_of_time(tmp_path):

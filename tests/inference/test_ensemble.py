@@ -11,7 +11,13 @@ from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors, write_safetensors
 from pseudoloss.inference.ensemble import Ensemble, networks_of
 from pseudoloss.inference.export import FILES, export_model
-from pseudoloss.inference.model import Description, Model, build_network, load_model
+from pseudoloss.inference.model import (
+    Description,
+    Model,
+    build_network,
+    load_model,
+    without_decoders,
+)
 
 DESCRIPTION = Description(
     network="small-cnn",
@@ -138,3 +144,10 @@ def test_run_that_predicts_with_two_networks(npz, tmp_path, tiny_settings):
         assert loaded.description.members == (2 if ensemble else 1)
         wanted = run.model.predict_proba(images)
         np.testing.assert_allclose(loaded.predict_proba(images), wanted, rtol=1e-6)
+
+
+def test_weights_of_decoders_are_left_out():
+    names = ["decoder.weight", "0.decoder.bias", "12.decoder.weight"]
+    kept = ["0.backbone.decoder.weight", "backbone.decoder.bias", "projection.bias", "0.classifier"]
+    weights = {name: torch.zeros(1) for name in names + kept}
+    assert list(without_decoders(weights)) == kept

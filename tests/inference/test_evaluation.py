@@ -178,7 +178,7 @@ def test_json_output(photo_run, photo_folder, capsys):
     ("given", "message"),
     [
         (["RUN"], "SOURCE"),
-        (["RUN", "digitz"], "source digitz: no such source; did you mean digits?"),
+        (["RUN", "digitz"], "source digitz: no such file, folder or dataset; did you mean digits?"),
         (["RUN", "digits"], "has the class 6, which the model does not have"),
         (["RUN", "PHOTOS", "--part", "dev"], "--part"),
         (["nowhere", "PHOTOS"], "nowhere: no such run"),

@@ -15,12 +15,20 @@ class FakeScorer:
     chunk = 7
 
     def __init__(
-        self, given_N, plain_NC, weak=(), roles=None, projections_ND=None, weak_is_plain=False
+        self,
+        given_N,
+        plain_NC,
+        weak=(),
+        roles=None,
+        projections_ND=None,
+        weak_is_plain=False,
+        predicts=(),
     ):
         self.given_N, self.classes = given_N, plain_NC.shape[1]
         self.plain_NC, self.weak, self.roles = plain_NC, list(weak), roles or {}
         self.projections_ND = projections_ND
         self.weak_is_plain = weak_is_plain
+        self.predicts = predicts
         self.asked = []
 
     def logits(self, *, plain=True, weak=0, role=None):
@@ -28,12 +36,18 @@ class FakeScorer:
         views = [self.plain_NC if role is None else self.roles[role]] if plain else []
         assert weak <= len(self.weak), "more weak views than the method declared"
         views += self.weak[:weak]
+        yield from self._chunks(views)
+
+    def members(self):
+        yield from self._chunks([self.roles[role] for role in self.predicts])
+
+    def _chunks(self, views):
         N = len(self.given_N)
         for start in range(0, N, self.chunk):
             rows = slice(start, min(start + self.chunk, N))
             yield rows, [view_NC[rows] for view_NC in views]
 
-    def projections(self):
+    def projections(self, *, role=None):
         assert self.projections_ND is not None
         return self.projections_ND
 

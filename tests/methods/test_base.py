@@ -3,6 +3,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from pseudoloss.methods import base
 from pseudoloss.methods.base import (
     LabelState,
     Method,
+    Mix,
+    mix_within,
     tensors_of,
 )
 
@@ -117,3 +121,37 @@ def test_folded_lambda_is_at_least_a_half():
     folded = base.beta(4, folded=True)(u)
     torch.testing.assert_close(folded, torch.maximum(lam, 1 - lam))
     assert (lam < 0.5).any()
+
+
+# ------------------------------------------------------------------------------------------ mixing
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    partner=st.integers(1, 9).flatmap(lambda n: st.permutations(list(range(n)))),
+    bits=st.integers(0, 511),
+)
+def test_mixing_within_a_mask_keeps_the_mask_and_every_image_once(partner, bits):
+    """In each group, the partners of the images in their order are the group in random order."""
+    partner_B = torch.tensor(partner)
+    mask_B = torch.tensor([bool(bits >> i & 1) for i in range(len(partner))])
+    mix = mix_within(Mix(partner_B, torch.tensor(0.3)), mask_B)
+    assert float(mix.lam) == pytest.approx(0.3)
+    for value in (False, True):
+        group = [i for i in range(len(partner)) if bool(mask_B[i]) == value]
+        wanted = [j for j in partner if bool(mask_B[j]) == value]
+        assert [int(mix.partner_B[i]) for i in group] == wanted
+    if mask_B.all() or not mask_B.any():
+        assert torch.equal(mix.partner_B, partner_B)
+
+
+def test_partners_within_a_mask_are_uniform():
+    """Each of the six orders of three images is as likely as the others."""
+    mask_B = torch.tensor([True, False, True, False, True])
+    random, counts = torch.Generator().manual_seed(0), {}
+    for _ in range(3000):
+        mix = Mix(torch.randperm(5, generator=random), torch.tensor(0.5))
+        order = tuple(mix_within(mix, mask_B).partner_B[mask_B].tolist())
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 6
+    assert stats.chisquare(list(counts.values())).pvalue > 0.001

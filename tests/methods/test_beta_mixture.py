@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import beta as beta_distribution
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pseudoloss.methods.beta_mixture import BINS, fit_two_betas, high_mode
+from pseudoloss.methods.beta_mixture import BINS, fit_two_betas, high_mode, peaks
 
 
 def losses(n=2000, seed=0, noisy=0.4):
@@ -111,6 +111,39 @@ def test_where_there_are_no_two_modes_every_loss_is_low(loss):
     mixture = fit_two_betas(loss_N)
     assert not mixture.fitted
     assert (high_mode(loss_N, mixture.lowest, mixture.highest, mixture.high_T) == 0).all()
+
+
+def test_some_of_the_losses_and_another_fit():
+    """As if the others were not there."""
+    loss, _ = losses()
+    where = np.random.default_rng(1).random(len(loss)) < 0.5
+    changed = {"rounds": 100, "percentiles": (0.0, 1.0)}
+    ours = fit_two_betas(torch.from_numpy(loss), torch.from_numpy(where), **changed)
+    alone = fit_two_betas(torch.from_numpy(loss[where]), **changed)
+    for one, other in zip(ours, alone, strict=True):
+        torch.testing.assert_close(one, other)
+    assert ours.lowest == loss[where].min()
+    assert ours.highest == loss[where].max()
+    assert not torch.allclose(ours.alphas, fit_two_betas(torch.from_numpy(loss[where])).alphas)
+
+
+def test_where_nothing_is_asked_for_nothing_is_fitted():
+    loss_N = torch.from_numpy(losses()[0])
+    mixture = fit_two_betas(loss_N, torch.zeros(len(loss_N), dtype=torch.bool))
+    assert not mixture.fitted
+    assert all(part.isfinite().all() for part in mixture)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(1.01, 50), st.floats(1.01, 50))
+def test_the_peak_of_a_beta_distribution(a, b):
+    mixture = fit_two_betas(torch.zeros(3))._replace(
+        alphas=torch.tensor([a, 2.0]).double(), betas=torch.tensor([b, 2.0]).double()
+    )
+    grid = np.linspace(0, 1, 20001)
+    wanted = grid[beta_distribution.pdf(grid, a, b).argmax()]
+    assert peaks(mixture)[0].item() == pytest.approx(wanted, abs=1e-4)
+    assert peaks(mixture)[1] == 0.5
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-12])

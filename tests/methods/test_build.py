@@ -3,20 +3,37 @@
 import pytest
 import torch
 
-from pseudoloss.config import METHOD_SETTINGS, Settings
+from pseudoloss.config import METHOD_SETTINGS, DetectionSettings, Settings
+from pseudoloss.errors import InputError
 from pseudoloss.methods import build, pls
 from pseudoloss.methods.ce import CrossEntropy
 from pseudoloss.methods.co_teaching import CoTeaching
+from pseudoloss.methods.divide_mix import DivideMix
+from pseudoloss.methods.dsos import DSOS
+from pseudoloss.methods.dynamic_bootstrapping import DynamicBootstrapping
 from pseudoloss.methods.elr import ELR
+from pseudoloss.methods.elr_plus import ELRPlus
+from pseudoloss.methods.evidential_mix import EvidentialMix
+from pseudoloss.methods.jo_src import JoSRC
 from pseudoloss.methods.mixup import Mixup
+from pseudoloss.methods.pls_plus import PLSPlus
+from pseudoloss.methods.rrl import RRL
 
 GIVEN = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 3])
 CLASSES = {
     "pls": pls.PLS,
+    "pls-plus": PLSPlus,
     "ce": CrossEntropy,
     "mixup": Mixup,
     "elr": ELR,
+    "elr-plus": ELRPlus,
     "co-teaching": CoTeaching,
+    "divide-mix": DivideMix,
+    "dynamic-bootstrapping": DynamicBootstrapping,
+    "dsos": DSOS,
+    "rrl": RRL,
+    "evidential-mix": EvidentialMix,
+    "jo-src": JoSRC,
 }
 
 
@@ -26,10 +43,12 @@ def method_of(**values):
 
 @pytest.mark.parametrize("name", METHOD_SETTINGS)
 def test_the_method_that_the_settings_name(name):
-    method = method_of(method=name, epochs=40, threshold=0.7, noise_metric="js")
+    method = method_of(method=name, epochs=40)
     assert type(method) is CLASSES[name]
     assert (method.warmup, method.epochs) == (6, 40)
-    assert (method.detector.metric, method.detector.threshold) == ("js", 0.7)
+    if issubclass(METHOD_SETTINGS[name], DetectionSettings):
+        method = method_of(method=name, threshold=0.7, noise_metric="capped-loss")
+        assert (method.detector.metric, method.detector.threshold) == ("capped-loss", 0.7)
 
 
 def test_settings_of_elr_and_co_teaching():
@@ -79,3 +98,12 @@ def test_gamma_and_norm_of_pseudo_labels(norm, normalise):
     make = method_of(gamma=3, pseudo_label_norm=norm).options.make_pseudo_labels
     wanted = pls.make_pseudo_labels(first, second, 3.0, normalise)
     torch.testing.assert_close(make(first, second), wanted)
+
+
+@pytest.mark.parametrize("method", ["divide-mix", "evidential-mix"])
+def test_a_metric_of_what_predicts_cannot_split_labels(method):
+    for metric in ("loss", "capped-loss"):
+        assert method_of(method=method, noise_metric=metric).detector.metric == metric
+    for metric in ("agreement", "disagreement", "js", "kl"):
+        with pytest.raises(InputError, match=f"--noise-metric {metric}: this method splits labels"):
+            method_of(method=method, noise_metric=metric)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pseudoloss.methods import pls
 from pseudoloss.methods.base import Mix
-from pseudoloss.methods.mixup import cross_entropy
+from pseudoloss.methods.losses import cross_entropy
 
 B, C, D = 7, 5, 6
 CLASSIFICATIONS = (

@@ -12,8 +12,8 @@ from pseudoloss.config import Settings
 from pseudoloss.engine.steps import forward
 from pseudoloss.methods import build, pls
 from pseudoloss.methods.base import NET, fold, no_mixing, uniform
+from pseudoloss.methods.losses import cross_entropy
 from pseudoloss.methods.mixture import fit_two_modes
-from pseudoloss.methods.mixup import cross_entropy
 from pseudoloss.methods.pseudo_labels import PLSState
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.networks import build as build_network

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from pseudoloss.errors import InputError
-from pseudoloss.nn.devices import choose_device, choose_precision, device_name, using
+from pseudoloss.nn.devices import (
+    choose_device,
+    choose_precision,
+    cpu_threads,
+    device_name,
+    using,
+)
 
 
 def test_devices_by_name():
@@ -32,3 +38,20 @@ def test_name_of_the_cpu_tells_its_threads():
 def test_using_the_cpu_changes_nothing():
     with using(torch.device("cpu")):
         assert torch.ones(2).device.type == "cpu"
+
+
+def test_the_number_of_threads_comes_back_also_after_an_error():
+    before, inside = torch.get_num_threads(), []
+
+    def fail():
+        with cpu_threads(before + 1):
+            inside.append(torch.get_num_threads())
+            with cpu_threads(1):
+                inside.append(torch.get_num_threads())
+            inside.append(torch.get_num_threads())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert inside == [before + 1, 1, before + 1]
+    assert torch.get_num_threads() == before

@@ -155,3 +155,40 @@ def test_wanted_input():
     assert wanted_input("small-cnn") is None
     with pytest.raises(InputError, match="no such network"):
         wanted_input("resnot")
+
+
+# ---------------------------------------------------------------------------------------- decoders
+
+
+@pytest.mark.parametrize("name", [*OWN, "resnet10t"])
+def test_a_decoder_adds_a_reconstruction_error_in_training(name):
+    """The mean squared difference of ReLU(W·projection + b) and the features, of each image."""
+    network = make(name, decoder=True)
+    images = torch.randn(4, 3, 32, 32)
+    seen = []
+    network.backbone.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    logits, projection, error = network(images)
+    assert (logits.shape, projection.shape, error.shape) == ((4, 7), (4, 16), (4, 1))
+    features, z = seen[0].double(), projection.double()
+    decoded = (z @ network.decoder.weight.double().T + network.decoder.bias.double()).clamp(min=0)
+    wanted = ((decoded - features) ** 2).mean(1, keepdim=True)
+    torch.testing.assert_close(error.double(), wanted, rtol=1e-4, atol=1e-6)
+    error.sum().backward()
+    for module in (network.decoder, network.projection, network.backbone):
+        assert all(p.grad is not None for p in module.parameters())
+    assert network.classifier.weight.grad is None
+    assert len(network.eval()(images)) == 2
+
+
+def test_a_decoder_changes_no_other_weight():
+    plain, decoding = (make("small-cnn", decoder=decoder) for decoder in (False, True))
+    own = decoding.state_dict()
+    assert own.keys() - plain.state_dict().keys() == {"decoder.weight", "decoder.bias"}
+    assert all(torch.equal(own[name], value) for name, value in plain.state_dict().items())
+
+
+def test_a_decoder_in_bf16_returns_float32():
+    network = make("small-cnn", decoder=True, precision=torch.bfloat16)
+    assert all(output.dtype == torch.float32 for output in network(torch.randn(2, 3, 32, 32)))
+    outputs = network.forward_views(*torch.randn(2, 2, 3, 32, 32), no_grad=1)
+    assert [[t.requires_grad for t in view] for view in outputs] == [[False] * 3, [True] * 3]

@@ -288,6 +288,7 @@ def test_one_kernel_casts_all_gradients(name, precision, monkeypatch):
         ("small-cnn", 1, 0, 1, (8, 8), "both", 0),
         ("small-cnn", 4, 2, 3, (9, 7), "both", 0),  # as in a step of PLS
         ("small-cnn", 3, 2, 3, (8, 8), "classifier", 0),  # as without the contrastive loss
+        ("small-cnn", 3, 1, 3, (8, 8), "decoder", 0),
         ("preactresnet18", 2, 1, 3, (16, 16), "both", 0),
         ("preactresnet18-stemnorm", 2, 0, 3, (16, 16), "both", 0),
         ("preactresnet18-released", 2, 1, 3, (16, 16), "both", 0),
@@ -314,24 +315,25 @@ def test_views_of_different_sizes_have_statistics_of_their_own(no_grad):
 def fused_error(name, views_of, no_grad, channels, size, heads):
     """The largest error of a fused network, for views of so many images; 1 is the largest that is
     allowed."""
-    eager = build(name, channels=channels, size=size, classes=4, projection=3)
+    decoder = heads == "decoder"
+    eager = build(name, channels=channels, size=size, classes=4, projection=3, decoder=decoder)
     exact, fused = copy.deepcopy(eager).double(), copy.deepcopy(eager)
     fused.fused = True
-    count = len(views_of)
     views = [torch.randn(images, channels, *size) for images in views_of]
 
     def results(network):
         dtype = next(network.parameters()).dtype
         outputs = network.forward_views(*(view.to(dtype) for view in views), no_grad=no_grad)
-        has_grad = [logits.requires_grad for logits, _ in outputs]
-        assert has_grad == [i >= no_grad for i in range(count)]
-        loss = sum((logits**2).sum() for logits, _ in outputs[no_grad:])
-        if heads == "both":
-            loss = loss + sum(projected.sum() for _, projected in outputs[no_grad:])
+        assert {len(view) for view in outputs} == {2 + decoder}
+        for i, view in enumerate(outputs):
+            assert {output.requires_grad for output in view} == {i >= no_grad}
+        loss = sum((logits**2).sum() for logits, *_ in outputs[no_grad:])
+        if heads != "classifier":
+            loss = loss + sum(other.sum() for _, *others in outputs[no_grad:] for other in others)
         loss.backward()
         gradients = [p.grad for p in network.parameters() if p.grad is not None]
         unused = [p for p in network.parameters() if p.grad is None]
-        assert len(unused) == (0 if heads == "both" else 2)
+        assert len(unused) == (2 if heads == "classifier" else 0)
         with torch.no_grad(), network.frozen():
             evaluated = network(views[0].to(dtype))
         in_eval_mode = network.eval().forward_views(views[0].to(dtype), no_grad=1)

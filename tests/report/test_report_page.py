@@ -301,6 +301,7 @@ def test_several_runs_are_compared(tmp_path, capsys, monkeypatch):
     folders = [write_audit(tmp_path, name, seed=i) for i, name in enumerate("ab")]
     code, out, _ = call(capsys, *folders)
     assert (code, "written: report-compare.html" in out) == (0, True)
+    assert re.search(r" \(\d+ kB\)\n", out)
     assert "Comparison of 2 runs" in (tmp_path / "report-compare.html").read_text()
 
 

@@ -15,10 +15,12 @@ from torch import Tensor
 from pseudoloss import distributed
 from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError
+from pseudoloss.nn.devices import cpu_threads
 
 STEPS = 60  # L-BFGS iterations
 HISTORY = 10  # ... and the gradients it remembers
 CHUNK_VALUES = 2**23  # logits computed at a time
+LARGE = 10**8  # multiplications in a matrix product that is worth more than one CPU thread
 
 
 class Standardised(NamedTuple):
@@ -124,6 +126,7 @@ def out_of_fold(
     )
     evaluations = 0
     own = distributed.part(N)
+    threads = _threads_for((own.stop - own.start) * D * H * C)
 
     def keep(rows: slice) -> Tensor:  # n, H: weight of each image in the loss of each head
         weight_NH = weight_N[rows, None] * scale_H
@@ -134,6 +137,10 @@ def out_of_fold(
         nonlocal evaluations
         evaluations += 1
         progress(what, min(evaluations, STEPS), STEPS)
+        with cpu_threads(threads):
+            return evaluate()
+
+    def evaluate() -> float:
         W, b = parameters[:D], parameters[D]
         grad = cast(Tensor, parameters.grad)
         torch.mul(W, 2 * l2, out=grad[:D])
@@ -163,8 +170,9 @@ def out_of_fold(
         distributed.add_up(loss)
         return float(loss)
 
-    optimiser.step(closure)
-    with torch.no_grad():
+    with cpu_threads(1):  # between two evaluations there are many small operations
+        optimiser.step(closure)
+    with torch.no_grad(), cpu_threads(threads):
         W, b = parameters[:D], parameters[D]
         prob_NC = torch.zeros(N, C, device=device)
         for rows in _chunks(N, H * C, own):
@@ -198,18 +206,26 @@ def fit_head(
         loss = l2 * (W**2).sum()
         loss.backward()
         total = float(loss.detach())
-        for rows in _chunks(N, C):
-            log_NC = torch.addmm(b, x_ND[rows], W).log_softmax(1)
-            loss = -(targets_NC[rows] * log_NC).sum() * scale
-            loss.backward()
-            total += float(loss.detach())
-            W, b = parameters[:D], parameters[D]
+        with cpu_threads(threads):
+            for rows in _chunks(N, C):
+                log_NC = torch.addmm(b, x_ND[rows], W).log_softmax(1)
+                loss = -(targets_NC[rows] * log_NC).sum() * scale
+                loss.backward()
+                total += float(loss.detach())
+                W, b = parameters[:D], parameters[D]
         return total
 
-    optimiser.step(closure)
+    threads = _threads_for(N * D * C)
+    with cpu_threads(1):
+        optimiser.step(closure)
     W_DC = parameters[:D].detach().double() * scale_D[:, None]
     bias_C = parameters[D].detach().double() - mean_D @ W_DC
     return W_DC.T.float(), bias_C.float()
+
+
+def _threads_for(multiplications: int) -> int:
+    """CPU threads for a matrix product."""
+    return torch.get_num_threads() if multiplications >= LARGE else 1
 
 
 def _chunks(rows: int, values_per_row: int, own: slice | None = None) -> list[slice]:

@@ -24,6 +24,7 @@ from pseudoloss.data.scanning import Progress, no_progress
 from pseudoloss.errors import InputError
 from pseudoloss.methods.latent import fit_latent_labels, pseudo_labels, with_new_predictions
 from pseudoloss.methods.mixture import fit_two_modes
+from pseudoloss.nn.devices import cpu_threads
 
 Method = Literal["latent", "two-mixtures"]
 
@@ -145,7 +146,8 @@ Predict = Callable[[int, Tensor, Tensor | None], Tensor]  # round, targets, weig
 def _latent(
     prob_NC: Tensor, given_N: Tensor, rounds: int, predict: Predict, details: dict[str, Any]
 ) -> Judged:
-    fit = fit_latent_labels((prob_NC + FLOOR).log(), given_N)
+    with cpu_threads(1):  # the fit has many operations on a sample
+        fit = fit_latent_labels((prob_NC + FLOOR).log(), given_N)
     noise = fit.noise
     details |= {
         "temperature": math.exp(noise.a),
@@ -161,7 +163,8 @@ def _latent(
     for round_number in range(2, rounds + 1):
         pseudo_NC = pseudo_labels(fit, (prob_NC + FLOOR).log(), given_N) ** GAMMA
         prob_NC = predict(round_number, pseudo_NC / pseudo_NC.sum(1, keepdim=True), None)
-        fit = with_new_predictions(fit, (prob_NC + FLOOR).log(), given_N)
+        with cpu_threads(1):
+            fit = with_new_predictions(fit, (prob_NC + FLOOR).log(), given_N)
     score_N = torch.sigmoid(-fit.log_odds_N.double())
     return Judged(
         prob_NC=prob_NC,

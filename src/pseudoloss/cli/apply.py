@@ -91,5 +91,5 @@ def report(found: "Applied") -> str:
         lines.append(f"left out: {listed}; listed in {found.left_out_file}")
     lines += [f"notice: {notice}" for notice in found.notices]
     follow = " --follow-links" if found.links else ""
-    lines.append(f"next: pseudoloss train {shlex.quote(str(found.out))}{follow} --out NEW-RUN")
+    lines.append(f"Next: pseudoloss train {shlex.quote(str(found.out))}{follow} --out NEW-RUN")
     return "\n".join(map(one_line, lines))

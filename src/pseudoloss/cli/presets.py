@@ -1,5 +1,7 @@
 """`pseudoloss presets`."""
 
+from typing import Any
+
 from pseudoloss.cli.parser import Parser
 from pseudoloss.config import Settings, as_flag, as_json, as_text, flag
 from pseudoloss.errors import InputError, did_you_mean
@@ -16,8 +18,15 @@ def run(arguments: list[str]) -> None:
     if name is not None:
         _print_preset(name)
         return
-    width = max(map(len, PRESETS))
-    for name, changes in PRESETS.items():
+    others = {name: changes for name, changes in PRESETS.items() if "method" in changes}
+    _list({name: changes for name, changes in PRESETS.items() if name not in others})
+    show("\nPresets of other methods:")
+    _list(others)
+
+
+def _list(presets: dict[str, dict[str, Any]]) -> None:
+    width = max(map(len, presets))
+    for name, changes in presets.items():
         text = "  ".join(as_flag(key, value) for key, value in changes.items())
         text = text or "(all defaults: see pseudoloss presets default)"
         show(f"{name:{width}}  {text}{_needs(name)}")

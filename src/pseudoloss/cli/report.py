@@ -55,7 +55,8 @@ def run(arguments: list[str]) -> None:
         file = write_report(runs[0], args.out, args.top)
     else:
         file = write_comparison(runs, args.out or Path(COMPARE_NAME), args.top)
-    show(f"written: {file} ({file.stat().st_size / 1e6:.1f} MB)")
+    size = file.stat().st_size
+    show(f"written: {file} ({f'{size / 1e6:.1f} MB' if size >= 1e5 else f'{size / 1e3:.0f} kB'})")
     if args.open:
         open_in_browser(file)
     elif len(runs) == 1:

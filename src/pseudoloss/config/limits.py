@@ -2,6 +2,7 @@
 `mu: Annotated[float, within(0.001, 1000)] = 0.2`."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -12,10 +13,12 @@ class Limit(NamedTuple):
     text: str
 
 
+@cache  # the same limit is the same object, for settings that methods share
 def within(low: float, high: float) -> Limit:
     return Limit(lambda value: low <= value <= high, f"{low} to {high}")
 
 
+@cache
 def above(low: float, high: float) -> Limit:
     return Limit(lambda value: low < value <= high, f"above {low} and at most {high}")
 
@@ -26,4 +29,5 @@ def at_least(low: float) -> Limit:
 
 SHARE = Limit(lambda value: 0 <= value < 1, "at least 0 and below 1")
 BETWEEN_0_AND_1 = Limit(lambda value: 0 < value < 1, "between 0 and 1")
+ALPHA = above(0, 1000)  # of λ ~ Beta(α, α)
 A_NAME = Limit(lambda value: value.strip() != "", "the name of a network")

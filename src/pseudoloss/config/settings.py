@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pseudoloss.config.limits import A_NAME, SHARE, Limit, above, at_least, within
-from pseudoloss.config.methods import METHOD_SETTINGS, DetectionSettings
+from pseudoloss.config.methods import METHOD_SETTINGS, MethodSettings
 from pseudoloss.errors import InputError, name_hint
 
 # Networks of ours.
@@ -32,7 +32,9 @@ class Settings:
 
     # What is trained
     method: str = "pls"
-    """pls; a baseline: ce (cross-entropy), mixup; or a rival: elr, co-teaching."""
+    """pls; pls-plus, with additions; a baseline: ce (cross-entropy), mixup; or a rival: elr,
+    elr-plus, co-teaching, divide-mix, dynamic-bootstrapping, dsos, rrl, evidential-mix,
+    jo-src."""
     network: Annotated[str, A_NAME] = "preactresnet18"
     """preactresnet18, its variants preactresnet18-stemnorm and preactresnet18-released, small-cnn,
     or the name of any timm model."""
@@ -58,15 +60,17 @@ class Settings:
     lr: Annotated[float, above(0, 100)] = 0.1
     """Learning rate at the start."""
     schedule: str = "cosine"
-    """Learning rate after the warm-up: cosine, constant, or steps:80,120:0.1 (multiplied by 0.1 at
-    the start of epochs 81 and 121)."""
-    optimiser: Literal["sgd", "nesterov", "adam"] = "sgd"
-    """SGD with momentum; with Nesterov's momentum; or Adam, whose learning rate starts at 0.001
-    unless --lr says otherwise."""
+    """Learning rate after the warm-up: cosine or linear, which fall to 0; constant; or
+    steps:80,120:0.1 (multiplied by 0.1 at the start of epochs 81 and 121)."""
+    optimiser: Literal["sgd", "nesterov", "adam", "muon"] = "sgd"
+    """SGD with momentum; with Nesterov's momentum; Adam; or Muon for convolutions and SGD for the
+    rest. The learning rate of Adam starts at 0.001 and that of Muon at 0.02 unless --lr says
+    otherwise."""
     momentum: Annotated[float, SHARE] = 0.9
-    """Momentum of SGD; the first beta of Adam."""
+    """Momentum of SGD and Muon; the first beta of Adam."""
     weight_decay: Annotated[float, SHARE] = 5e-4
-    """Weight decay, added to the gradients."""
+    """Weight decay, added to the gradients; that of Muon shrinks weights by its product with the
+    learning rate."""
 
     # Views
     image_size: Annotated[int | None, within(8, 4096)] = None
@@ -107,7 +111,7 @@ class Settings:
     full: timm networks compiled too; capture: the graph alone; off: plain calls."""
 
     # The settings of the method, in its own dataclass.
-    method_settings: DetectionSettings = None  # type: ignore[assignment]
+    method_settings: MethodSettings = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
         shared = _shared()
@@ -163,7 +167,7 @@ class Settings:
 
 def parse_schedule(text: str) -> tuple[tuple[int, ...], float] | None:
     """Epochs and factor of a schedule of steps; None for the others."""
-    if text in ("cosine", "constant"):
+    if text in ("cosine", "linear", "constant"):
         return None
     kind, _, rest = text.partition(":")
     try:
@@ -176,7 +180,7 @@ def parse_schedule(text: str) -> tuple[tuple[int, ...], float] | None:
     except ValueError:
         pass
     raise InputError(
-        f"--schedule {shorten(text)}: must be cosine, constant or such as steps:80,120:0.1"
+        f"--schedule {shorten(text)}: must be cosine, linear, constant or such as steps:80,120:0.1"
     )
 
 
@@ -243,7 +247,8 @@ def unknown_setting(name: str, method: str) -> str:
     """What is wrong with a setting that a method does not have."""
     owners = [other for other, own in METHOD_SETTINGS.items() if name in _hints(own)]
     if owners:
-        return f"a setting of --method {' and '.join(owners)}, not of {method}"
+        listed = " and ".join(filter(None, (", ".join(owners[:-1]), owners[-1])))
+        return f"a setting of --method {listed}, not of {method}"
     names = setting_types(method)
     return f"no such setting{name_hint(name, names)}"
 

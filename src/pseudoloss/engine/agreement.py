@@ -68,10 +68,10 @@ def run_phases(
             random = torch.Generator(trainer.device).manual_seed(epoch)
             trainer.lr.fill_(settings.lr)
             trainer.method.begin_epoch(trainer.state, epoch)
-            (prepared,) = trainer.steps[epoch]
-            for i, _ in enumerate(trainer.run_steps(prepared, random, max(steps))):
-                if i + 1 in steps:
-                    phase.weights.append(flat(parameters(trainer)))
+            for prepared in trainer.steps[trainer.phase_of(epoch)[0]]:
+                for i, _ in enumerate(trainer.run_steps(prepared, random, max(steps))):
+                    if i + 1 in steps:
+                        phase.weights.append(flat(parameters(trainer)))
             for _ in range(PLAIN_CALLS + 2):  # the last one is a replay
                 trainer.score(epoch)
             phases.append(phase._replace(losses_N=trainer.state.loss_N.double()))
@@ -104,7 +104,7 @@ def flat(tensors: list[Tensor]) -> Tensor:
 
 def distances(plain: list[Phase], other: list[Phase]) -> dict[str, list[float]]:
     """For both phases, after each number of steps: the distance, in parts of the way that plain
-    calls went."""
+    calls went. Networks that are trained in turn have a number of steps each."""
     found = {}
     for name, a, b in zip(("warm-up", "main"), plain, other, strict=True):
         momenta = [key for key in a.start if key.startswith("momentum.")]

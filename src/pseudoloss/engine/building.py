@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pseudoloss.config import Settings
 from pseudoloss.data import Data
@@ -44,6 +44,7 @@ def build_networks(
             projection=settings.projection,
             weights=None if resumed else settings.weights,
             precision=choose_precision(settings.precision, device),
+            decoder=method.decoder,
         ).to(device)
         built[role].keep_norms = settings.head_start
     for role in method.ema:
@@ -75,15 +76,21 @@ def build_model(
 
 
 @torch.no_grad()
-def follow(network: Network, followed: Network, ema: Ema, state: object) -> None:
-    """One step of an exponential moving average."""
+def follow(network: Network, followed: Network, ema: Ema, state: object, skip: Tensor) -> None:
+    """One step of an exponential moving average; none if `skip` is true. A few kernels for all
+    parameters together."""
     decay = ema.decay(state) if callable(ema.decay) else ema.decay
-    own, other = list(network.parameters()), list(followed.parameters())
-    for parameter, value in zip(own, other, strict=True):
-        parameter.lerp_(value, 1 - decay)
+    own: list[Tensor] = list(network.parameters())
+    other: list[Tensor] = list(followed.parameters())
+    way = list(torch._foreach_sub(other, own))
+    torch._foreach_mul_(way, ~skip * (1 - decay))
+    torch._foreach_add_(own, way)
     if ema.copy_buffers:
-        for buffer, other_buffer in zip(network.buffers(), followed.buffers(), strict=True):
-            buffer.copy_(other_buffer)
+        pairs = list(zip(network.buffers(), followed.buffers(), strict=True))
+        for floating in (True, False):  # one kernel copies tensors of one type
+            same = [pair for pair in pairs if pair[0].is_floating_point() == floating]
+            if same:
+                torch._foreach_copy_([b for b, _ in same], [b for _, b in same])
 
 
 @torch.no_grad()

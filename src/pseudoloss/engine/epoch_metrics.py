@@ -72,6 +72,8 @@ def epoch_metrics(trainer: Trainer, epoch: int) -> dict[str, Any]:
         if true_N is not None:
             found["detection"] = detection(verdict, trainer.given_N, true_N)
             found["pseudo_labels"] = pseudo_labels(verdict, true_N)
+        own = trainer.method.own_metrics(trainer.state, trainer.given_N, true_N)
+        found |= {"method": own} if own else {}
     if compare and true_N is not None:
         found |= trainer.compare(epoch, true_N)
     return found

@@ -19,8 +19,8 @@ def warm_up_at_chance(predicted_N: Tensor, given_N: Tensor) -> str | None:
     chance = at_chance(predicted_N, given_N)
     return chance and (
         f"the warm-up ended at chance: {chance}. The run is unlikely to recover. Try another "
-        "--seed, a lower --lr or --weight-decay, a longer --warmup, or --network preactresnet18 if "
-        "it is another."
+        "--seed, a lower --lr or --weight-decay, a longer --warmup, or another --network, such "
+        "as preactresnet18."
     )
 
 
@@ -48,7 +48,7 @@ def at_chance(predicted_N: Tensor, given_N: Tensor) -> str | None:
         return None
     return (
         f"its predictions agree with {agreement:.1%} of the given labels; by chance it would be "
-        f"{chance:.1%}"
+        f"{chance:.1%} ± {limit - chance:.1%}"
     )
 
 

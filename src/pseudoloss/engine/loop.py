@@ -138,6 +138,7 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
     found = epoch_metrics(trainer, epoch)
     clock.append(time.perf_counter())
     accuracy = trainer.validate()
+    others = trainer.other_accuracies()
     # Correct test labels must not decide anything: their accuracy has no say in the label table.
     trainer.add_predictions(accuracy if trainer.data.noisy_test else None)
     if settings.compare_metrics:
@@ -158,6 +159,7 @@ def run_epoch(trainer: Trainer, record: Record, earlier: list[dict[str, Any]]) -
         "loss": loss,
         "accuracy": accuracy,
         **found,
+        **({"other_accuracies": others} if others else {}),
         **({"skipped_steps": skipped} if skipped else {}),
         "seconds": {
             name: after - before

@@ -76,7 +76,7 @@ def epoch_line(trainer: Trainer, lines: Sequence[dict[str, Any]], best: float | 
     epochs, line = trainer.settings.epochs, lines[-1]
     parts = [
         f"epoch {line['epoch']:{len(str(epochs))}}/{epochs}",
-        f"{line['phase']:7}",
+        f"{line['phase']:{max(len(phase.name) for phase in trainer.phases)}}",
         f"loss {line['loss']:7.4f}",
     ]
     if line["accuracy"] is not None:
@@ -167,6 +167,7 @@ def noise_lines(noise: dict[str, Any]) -> list[str]:
     between = f"{noise['low']:.0%} to {noise['high']:.0%}"
     said = f"about {noise['rate']:.1%} of the labels are probably wrong"
     if not noise["known"]:
+        said = f"not known; at a guess {noise['rate']:.1%} of the labels are wrong"
         if noise["high"] - noise["low"] >= 1:
             said = f"{noise['rate']:.1%} of the labels are flagged; how many are wrong is not known"
         return [f"{said}: {'; '.join(noise['reasons'])}"]

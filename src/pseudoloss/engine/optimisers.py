@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss.config import Settings
+from pseudoloss.engine.muon import Muon
 from pseudoloss.nn.networks import Network
 
 ADAM_MEMORY = {"exp_avg": "momentum", "exp_avg_sq": "second_moment", "step": "updates"}
@@ -28,6 +29,8 @@ def build_optimiser(network: Network, settings: Settings, lr: Tensor) -> torch.o
             for name in ("exp_avg", "exp_avg_sq"):
                 adam.state[parameter][name] = torch.zeros_like(parameter)
         return adam
+    if settings.optimiser == "muon":
+        return Muon(parameters, lr, settings.momentum, decay, fused)
     sgd = torch.optim.SGD(
         parameters,
         lr=lr,

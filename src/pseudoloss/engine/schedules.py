@@ -14,4 +14,6 @@ def learning_rate(settings: Settings, epoch: int) -> float:
         return settings.lr * factor ** sum(epoch >= start for start in epochs)
     if epoch < W or settings.schedule == "constant":
         return settings.lr
+    if settings.schedule == "linear":
+        return settings.lr * (E - epoch) / (E - W + 1)
     return 0.5 * settings.lr * (1 + math.cos((epoch - W + 1) * math.pi / (E - W + 1)))  # row 15

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pseudoloss.data.storage import ImageParts, chunks
 from pseudoloss.engine.history import History
-from pseudoloss.inference.passes import images_at_once, predict, project, with_rows
+from pseudoloss.inference.passes import images_at_once, predict, predict_each, project, with_rows
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
@@ -60,5 +60,16 @@ class ImageScorer:
                 start, end = end, end + len(found[0])
                 yield slice(start, end), found
 
-    def projections(self) -> Tensor:
-        return project(self.predictor, self.views, self.images)
+    def members(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The mean is stored in `history`, as `logits` does."""
+        end = 0
+        for found in predict_each(self.predictor, self.views, self.images):
+            start, end = end, end + len(found[0])
+            rows = slice(start, end)
+            if self.history is not None:
+                self.history.store(rows, torch.stack(found).mean(0))
+            yield rows, found
+
+    def projections(self, *, role: str | None = None) -> Tensor:
+        network = self.predictor if role is None else self.networks[role]
+        return project(network, self.views, self.images)

@@ -9,6 +9,8 @@ weights are added up. So no method needs to know of this.
 Shapes: B images in the batch, b of them in a process, W processes.
 """
 
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -33,10 +35,32 @@ def check_batch(size: int, parts: int) -> None:
 def show_share(step: Step, show: Any, views: Any, batch: Batch) -> dict[str, ViewBatch]:
     """The views of the rows of this process."""
     if len(step.streams) > 1:  # views of one stream alone: their rows are known afterwards
-        shown = show(views, batch)
-        return _select(shown, lambda view: view[distributed.own(len(view))])
-    own, each = _with_partners(batch)
+        return _own_rows(show(views, batch))
+    own, each, _ = _with_partners(batch)
     return _select(show(views, own), lambda view: view[:each])
+
+
+def show_next_share(
+    step: Step,
+    show_next: Any,
+    views: Any,
+    batch: Batch,
+    outputs: Mapping[str, Outputs],
+    state: Any,
+) -> dict[str, ViewBatch]:
+    """The same of views that depend on outputs, which are those for the whole batch."""
+    if len(step.streams) > 1:
+        return _own_rows(show_next(views, batch, outputs, state))
+    own, each, rows_X = _with_partners(batch)
+    seen = {
+        role: Outputs(*([tuple(t[rows_X] for t in view) for view in kind] for kind in found))
+        for role, found in outputs.items()
+    }
+    return _select(show_next(views, own, seen, state), lambda view: view[:each])
+
+
+def _own_rows(shown: dict[str, ViewBatch]) -> dict[str, ViewBatch]:
+    return _select(shown, lambda view: view[distributed.own(len(view))])
 
 
 def _select(shown: dict[str, ViewBatch], rows: Any) -> dict[str, ViewBatch]:
@@ -46,8 +70,9 @@ def _select(shown: dict[str, ViewBatch], rows: Any) -> dict[str, ViewBatch]:
     }
 
 
-def _with_partners(batch: Batch) -> tuple[Batch, int]:
-    """The rows of this process, then the rows that they are mixed with."""
+def _with_partners(batch: Batch) -> tuple[Batch, int, Tensor]:
+    """The rows of this process, then the rows that they are mixed with; how many are its own, and
+    which rows of the batch these are."""
     own = distributed.own(len(batch.index_B))
     each, device = own.stop - own.start, batch.index_B.device
     rows_X = torch.cat(
@@ -66,17 +91,17 @@ def _with_partners(batch: Batch) -> tuple[Batch, int]:
         mixes,
         batch.draws_BK[rows_X],
     )
-    return found, each
+    return found, each, rows_X
 
 
 def gather_outputs(outputs: Outputs) -> Outputs:
     """The outputs for the whole batch, in one transfer."""
     no_grad, with_grad, in_eval = outputs
     count = len(with_grad)
-    pairs = [*with_grad, *no_grad, *in_eval]
-    wholes = _Gather.apply(*(tensor for pair in pairs for tensor in pair))  # type: ignore[no-untyped-call]
-    found = list(zip(wholes[::2], wholes[1::2], strict=True))
-    free = [(logits.detach(), projection.detach()) for logits, projection in found[count:]]
+    views = [*with_grad, *no_grad, *in_eval]
+    wholes = iter(_Gather.apply(*(tensor for view in views for tensor in view)))  # type: ignore[no-untyped-call]
+    found = [tuple(islice(wholes, len(view))) for view in views]
+    free = [tuple(tensor.detach() for tensor in view) for view in found[count:]]
     return Outputs(free[: len(no_grad)], found[:count], free[len(no_grad) :])
 
 

@@ -11,8 +11,8 @@ from pseudoloss import distributed
 from pseudoloss.engine.building import follow
 from pseudoloss.engine.capture import Call, capture, compiled, first_try
 from pseudoloss.engine.feed import Feed
-from pseudoloss.engine.shares import gather_outputs, show_share
-from pseudoloss.methods.base import Batch, Ema, Outputs, Step, ViewBatch
+from pseudoloss.engine.shares import gather_outputs, show_next_share, show_share
+from pseudoloss.methods.base import Batch, Ema, Outputs, Step, ViewBatch, joined
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
 
@@ -25,11 +25,12 @@ class Tally(NamedTuple):
     loss_sum: Tensor  # of the steps that were not skipped
     skipped: Tensor  # number of steps without an update, because something was not finite
     bad: Tensor  # 1 if the present step is one of them, else 0
+    idle: Tensor  # number of steps that train nothing, so that their loss does not count
 
     @staticmethod
     def on(device: torch.device) -> "Tally":
-        loss_sum, skipped, bad = (torch.zeros(shape, device=device) for shape in ((), (), (1,)))
-        return Tally(loss_sum, skipped, bad)
+        shapes = ((), (), (1,), ())
+        return Tally(*(torch.zeros(shape, device=device) for shape in shapes))
 
 
 def forward(network: Network, shown: ViewBatch) -> Outputs:
@@ -78,7 +79,13 @@ def make_step(
     found_inf = tally.bad.view(())  # the shape that torch's optimisers expect
     can_skip = tally.bad.device.type != "mps"  # torch has no fused SGD there
 
-    def run(show: Any, loss_of: Any) -> None:
+    def outputs_of(shown: dict[str, ViewBatch]) -> dict[str, Outputs]:
+        outputs = {role: forward(networks[role], seen) for role, seen in shown.items()}
+        if several:
+            outputs = {role: gather_outputs(found) for role, found in outputs.items()}
+        return outputs
+
+    def run(show: Any, show_next: Any, loss_of: Any) -> None:
         before = torch.cat(moving) if moving else None
         at_rest = torch.cat(resting) if resting else None
         for optimiser in trained:
@@ -86,15 +93,23 @@ def make_step(
         losses, raw = [], []
         for part in range(feed.parts):
             batch = feed.batch(part)
+            if step.mixes_within is not None:
+                batch = batch.mixed_within(step.mixes_within(state))
             shown = show_share(step, show, views, batch) if several else show(views, batch)
-            outputs = {role: forward(networks[role], seen) for role, seen in shown.items()}
-            if several:
-                outputs = {role: gather_outputs(found) for role, found in outputs.items()}
+            outputs = outputs_of(shown)
+            if show_next is not None:
+                seen = (batch, outputs, state)
+                if several:
+                    shown = show_next_share(step, show_next, views, *seen)
+                else:
+                    shown = show_next(views, *seen)
+                outputs = joined(outputs, outputs_of(shown))
             loss = loss_of(outputs, batch, state) / feed.parts
-            loss.backward()
+            if trained:
+                loss.backward()
             losses.append(loss.detach())
             raw += [t.detach() for found in outputs.values() for t in tensors_in(found)]
-        if several:
+        if several and trained:
             distributed.add_up_gradients(weights)
         tally.bad.zero_()
         grads = [p.grad for p in weights if p.grad is not None]
@@ -102,7 +117,9 @@ def make_step(
             every = [*grads, *losses, *raw]
             torch._amp_foreach_non_finite_check_and_unscale_(every, tally.bad, one)
         is_bad = tally.bad[0] > 0
-        for loss in losses:
+        if not trained:
+            tally.idle.add_(~is_bad)
+        for loss in losses if trained else ():
             tally.loss_sum.add_(torch.where(is_bad, 0, loss))
         tally.skipped.add_(is_bad)
         for optimiser in trained:
@@ -115,7 +132,7 @@ def make_step(
         if at_rest is not None:
             torch._foreach_copy_(resting, at_rest.split([len(s) for s in resting]))
         for role, ema in followers.items():
-            follow(networks[role], networks[ema.of], ema, state)
+            follow(networks[role], networks[ema.of], ema, state, is_bad)
         feed.step += 1
 
     def loss_of_finite(outputs: dict[str, Outputs], batch: Batch, state: Any) -> Tensor:
@@ -127,9 +144,10 @@ def make_step(
         use_plain_ops()
         notice(f"the step could not be compiled and runs slower ({reason})")
 
-    call: Call[None] = partial(run, step.show, loss_of_finite)
+    call: Call[None] = partial(run, step.show, step.show_next, loss_of_finite)
     if accelerate in ("auto", "full"):
-        fast = partial(run, compiled(step.show), compiled(loss_of_finite))
+        show_next = None if step.show_next is None else compiled(step.show_next)
+        fast = partial(run, compiled(step.show), show_next, compiled(loss_of_finite))
         call = first_try(fast, call, failed_to_compile)
     if accelerate == "off":
         return call
@@ -144,11 +162,11 @@ def finite(outputs: Outputs) -> Outputs:
     def cleaned(t: Tensor) -> Tensor:
         return torch.nan_to_num(t, 0.0, 0.0, 0.0)
 
-    return Outputs(*([(cleaned(a), cleaned(b)) for a, b in kind] for kind in outputs))
+    return Outputs(*([tuple(map(cleaned, view)) for view in kind] for kind in outputs))
 
 
 def tensors_in(outputs: Outputs) -> list[Tensor]:
-    return [t for pairs in outputs for pair in pairs for t in pair]
+    return [t for kind in outputs for view in kind for t in view]
 
 
 def parameters_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:

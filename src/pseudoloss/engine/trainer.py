@@ -129,7 +129,10 @@ class Trainer:
         self._storing: set[Scoring] = set()  # scorings that store predictions in the history
         self._weak_draws = {0: torch.zeros(len(self.images), 0, device=self.device)}  # by views
         self._weak_draws_NK = self._weak_draws[0]
-        self._validation = self._make_validation()
+        self._validation = self._make_validation(self.model.network, self.held_out_history)
+        self._other_validations = {
+            role: self._make_validation(self.networks[role]) for role in self.method.validated
+        }
 
     # ------------------------------------------------------------------------------- training
 
@@ -144,9 +147,12 @@ class Trainer:
     def phase(self, epoch: int) -> Phase:
         return self.phases[self.phase_of(epoch)[0]]
 
-    def learning_rate(self, epoch: int) -> float:
+    def learning_rate(self, epoch: int, step: Step | None = None) -> float:
+        """Of the phase, or of a step that has its own."""
         number, inside = self.phase_of(epoch)
         own = self.phases[number].lr
+        if step is not None and step.lr is not None:
+            own = step.lr
         return learning_rate(self.settings, epoch) if own is None else own(inside)
 
     def steps_in(self, epoch: int) -> int:
@@ -162,17 +168,18 @@ class Trainer:
         number, epoch_in_phase = self.phase_of(epoch)
         first, place, self.done, self.accuracy = 0, None, 0, None
         self.epoch_began = time.monotonic()
-        self.lr.fill_(self.learning_rate(epoch))
         if self.inside is None:
             if epoch_in_phase == 0:
                 self._begin_phase(self.phases[number], epoch)
             self.method.begin_epoch(self.state, epoch)
             self.tally.loss_sum.zero_()
             self.tally.skipped.zero_()
+            self.tally.idle.zero_()
         else:
             first, place, self.done = self._go_inside(self.inside)
         self.inside = None
         for entry, prepared in enumerate(self.steps[number][first:], first):
+            self.lr.fill_(self.learning_rate(epoch, prepared[0]))
             for _ in self.run_steps(prepared, random, place=place):
                 self.done += 1
                 self.first_step_at = self.first_step_at or time.monotonic()
@@ -187,7 +194,7 @@ class Trainer:
         # The effect of the last step on the weights shows in no loss.
         weights = [p.detach() for role in self.optimisers for p in self.networks[role].parameters()]
         finite = torch.nn.utils.get_total_norm(weights).isfinite()
-        used = self.done - self.skipped_steps()
+        used = self.done - self.skipped_steps() - int(self.tally.idle)
         return torch.where(finite, self.tally.loss_sum / used, math.nan).item()
 
     def skipped_steps(self) -> int:
@@ -338,6 +345,16 @@ class Trainer:
         self.accuracy = None if test is None else 100 * int(self._validation()) / len(test)
         return self.accuracy
 
+    def other_accuracies(self) -> dict[str, float]:
+        """Accuracy of the other networks that the method wants to be validated, by role."""
+        test = self.data.test
+        if test is None:
+            return {}
+        return {
+            role: 100 * int(validation()) / len(test)
+            for role, validation in self._other_validations.items()
+        }
+
     def knn_accuracy(self) -> float | None:
         """Accuracy of a k-nearest-neighbour vote on the test images, if there are any (row 24)."""
         if self.test_images is None or self.data.test is None:
@@ -378,8 +395,8 @@ class Trainer:
         plain = self.images.streamed or not scoring.fixed_shapes
         return run if plain else self._captured(run, "scoring of all images")
 
-    def _make_validation(self) -> Call[Tensor]:
-        """Counts the test images that are classified as labelled."""
+    def _make_validation(self, network: Any, history: History | None = None) -> Call[Tensor]:
+        """Counts the test images that a network classifies as labelled."""
         test, images = self.data.test, self.test_images
         if test is None or images is None:
             return lambda: torch.tensor(0)
@@ -387,10 +404,10 @@ class Trainer:
 
         def validation() -> Tensor:
             predicted = []
-            for rows, logits_BC in with_rows(predict(self.model.network, self.views, images)):
+            for rows, logits_BC in with_rows(predict(network, self.views, images)):
                 predicted.append(logits_BC.argmax(1))
-                if self.held_out_history:
-                    self.held_out_history.store(rows, logits_BC)
+                if history:
+                    history.store(rows, logits_BC)
             return (torch.cat(predicted) == given_M).sum()
 
         return validation if images.streamed else self._captured(validation, "validation")

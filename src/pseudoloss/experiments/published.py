@@ -129,7 +129,17 @@ ID_NOISE = Numbers(
             "whether the published numbers are affected is not known",
             ("id20", "id50", "id80"),
         ),
-        Doubt("dynamic-bootstrapping", "other papers print 48.2", ("id80",)),
+        Doubt(
+            "dynamic-bootstrapping",
+            "the README of its program has 70.3 (M-DYR-H) and 73.3 (MD-DYR-SH)",
+            ("id0",),
+        ),
+        Doubt(
+            "dynamic-bootstrapping",
+            "the README of its program has 48.2 (M-DYR-H) and 41.6 (MD-DYR-SH); other papers "
+            "print 48.2",
+            ("id80",),
+        ),
         Doubt("moit-plus", "other papers print 70.1 for MOIT", ("id50",)),
         Doubt(
             "rrl",

@@ -293,9 +293,16 @@ def header(experiment: Experiment, lines: Sequence[Line]) -> list[str]:
     return [experiment.row_header, *([experiment.column_header] if several else [])]
 
 
-def number_columns(details: bool) -> list[str]:
+def is_published(lines: Sequence[Line]) -> bool:
+    """Whether there are numbers of the paper to compare with."""
+    return any(line.cell.paper is not None for line in lines)
+
+
+def number_columns(lines: Sequence[Line], details: bool) -> list[str]:
     """The names of the other columns."""
     more = [name for name, _ in DETAILS.values()] if details else []
+    if not is_published(lines):
+        return ["ours, last", "ours, best", "n", *more]
     return ["paper, best", "ours, last", "ours, best", "n", "best - paper", *more]
 
 
@@ -312,7 +319,7 @@ def all_notes(experiment: Experiment, lines: Sequence[Line], notes: Sequence[str
 
 
 def format_line(
-    line: Line, several: bool, footnotes: Sequence[str], details: bool = False
+    line: Line, several: bool, compared: bool, footnotes: Sequence[str], details: bool
 ) -> list[str]:
     """The entries of a line."""
     cell = line.cell
@@ -322,15 +329,16 @@ def format_line(
         marks = [str(footnotes.index(text) + 1) for text in cell.doubts]
         paper += f" [{', '.join(marks)}]"
     count = str(len(line.results)) if line.results else NO_VALUE
+    difference = NO_VALUE if line.difference is None else f"{line.difference:+.2f}"
     found = [(line.detail(name), form) for name, (_, form) in DETAILS.items() if details]
     return [
         cell.row + mark,
         *([cell.column] if several else []),
-        paper,
+        *([paper] if compared else []),
         format_accuracy(*line.last),
         format_accuracy(*line.best),
         "published" if isinstance(cell, Published) else count,
-        NO_VALUE if line.difference is None else f"{line.difference:+.2f}",
+        *([difference] if compared else []),
         *(NO_VALUE if value is None else f"{value:{form}}" for value, form in found),
     ]
 
@@ -346,15 +354,15 @@ def as_text(
 ) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     texts = header(experiment, lines)
-    several = len(texts) > 1
+    several, compared = len(texts) > 1, is_published(lines)
     for name in texts:
         table.add_column(name, justify="left", no_wrap=True)
-    for name in number_columns(details):
+    for name in number_columns(lines, details):
         table.add_column(name, justify="right", no_wrap=True)
     blocks = len({line.cell.row for line in lines}) > 1
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         ends = blocks and following is not None and following.cell.column != line.cell.column
-        entries = map(escape, format_line(line, several, doubts(lines), details))
+        entries = map(escape, format_line(line, several, compared, doubts(lines), details))
         table.add_row(*entries, end_section=ends)
     file = io.StringIO()
     Console(file=file, width=200, highlight=False).print(table)
@@ -365,10 +373,10 @@ def as_text(
 def as_markdown(
     experiment: Experiment, lines: Sequence[Line], notes: Sequence[str], details: bool = False
 ) -> str:
-    texts, numbers = header(experiment, lines), number_columns(details)
+    texts, numbers = header(experiment, lines), number_columns(lines, details)
     marks = [*["---"] * len(texts), *["---:"] * len(numbers)]
-    footnotes, several = doubts(lines), len(texts) > 1
-    entries = [format_line(line, several, footnotes, details) for line in lines]
+    footnotes, several, compared = doubts(lines), len(texts) > 1, is_published(lines)
+    entries = [format_line(line, several, compared, footnotes, details) for line in lines]
     rows = [[*texts, *numbers], marks, *entries]
     notes = all_notes(experiment, lines, notes)
     body = ["| " + " | ".join(text.replace("*", "\\*") for text in row) + " |" for row in rows]

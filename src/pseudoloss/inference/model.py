@@ -125,7 +125,7 @@ class Model:
     def save(self, path: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the model to a file; with `weights` instead of the current ones if given."""
         current = self.network.state_dict() if weights is None else weights
-        write_safetensors(path, current, vars(self.description))
+        write_safetensors(path, without_decoders(current), vars(self.description))
 
 
 def load_model(path: Path, device: str | torch.device = "cpu") -> Model:
@@ -144,11 +144,21 @@ def make_model(
     RuntimeError if they do not fit."""
     description = Description(**checked_fields(record))
     network = build_network(description)
-    network.load_state_dict(weights)
+    network.load_state_dict(without_decoders(weights))
     network.to(device).eval()
     mean, std = description.mean, description.std
     views = make_views(mean, std, description.size, device=device)
     return Model(description, network, views)
+
+
+def without_decoders(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights without those of decoders, which only training needs. In an ensemble, the number
+    of the network comes first in a name."""
+    return {
+        name: tensor
+        for name, tensor in weights.items()
+        if not name.lstrip("0123456789.").startswith("decoder.")
+    }
 
 
 def build_network(description: Description) -> AnyNetwork:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pseudoloss.data.storage import ImageParts, chunks
-from pseudoloss.inference.ensemble import AnyNetwork
+from pseudoloss.inference.ensemble import AnyNetwork, networks_of
 from pseudoloss.nn.networks import Network
 from pseudoloss.nn.views import Views
 
@@ -27,9 +27,22 @@ def predict(network: AnyNetwork, views: Views, pixels: ImageParts) -> Iterator[T
     """
     with network.frozen():
         for _, images_BCHW, whole in chunks(pixels, images_at_once(views)):
-            single = len(images_BCHW) == 1
-            batch_BCHW = images_BCHW.expand(2, -1, -1, -1) if single else images_BCHW
-            yield whole(network(views.plain(batch_BCHW))[0][: len(images_BCHW)])
+            yield whole(network(_plain(views, images_BCHW))[0][: len(images_BCHW)])
+
+
+@torch.no_grad()
+def predict_each(network: AnyNetwork, views: Views, pixels: ImageParts) -> Iterator[list[Tensor]]:
+    """The same of each network of an ensemble."""
+    with network.frozen():
+        for _, images_BCHW, whole in chunks(pixels, images_at_once(views)):
+            shown = _plain(views, images_BCHW)
+            found = [member(shown)[0][: len(images_BCHW)] for member in networks_of(network)]
+            yield [whole(logits_BC) for logits_BC in found]
+
+
+def _plain(views: Views, images_BCHW: Tensor) -> Tensor:
+    single = len(images_BCHW) == 1
+    return views.plain(images_BCHW.expand(2, -1, -1, -1) if single else images_BCHW)
 
 
 @torch.no_grad()

@@ -38,6 +38,18 @@ class Mix(NamedTuple):
         return self.lam * x + (1 - self.lam) * x[self.partner_B]
 
 
+def mix_within(mix: Mix, mask_B: Tensor) -> Mix:
+    """The same random pairing, but images are only mixed with images of the same value of the mask.
+
+    Both groups are listed in the order of the batch and in the order of the partners; an image gets
+    the partner at the same place of the other list. So each group is permuted at random.
+    """
+    key_B = mask_B.to(torch.uint8)
+    place_B = key_B.argsort(stable=True)
+    partner_at_B = mix.partner_B[key_B[mix.partner_B].argsort(stable=True)]
+    return mix._replace(partner_B=torch.empty_like(place_B).scatter_(0, place_B, partner_at_B))
+
+
 class Batch(NamedTuple):
     """The images of a step and its random numbers. All shapes are the same in every step."""
 
@@ -46,6 +58,11 @@ class Batch(NamedTuple):
     given_B: Tensor  # given labels
     mixes: tuple[Mix, ...]  # one for each rule in `Step.lambdas`
     draws_BK: Tensor  # uniform random numbers, for the views
+
+    def mixed_within(self, mask_N: Tensor) -> "Batch":
+        """Only images with the same value of the mask are mixed."""
+        mask_B = mask_N[self.index_B]
+        return self._replace(mixes=tuple(mix_within(mix, mask_B) for mix in self.mixes))
 
 
 class ViewBatch(NamedTuple):
@@ -59,11 +76,23 @@ class ViewBatch(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the network made of them: logits (B,C) and projection (B,D) of each view."""
+    """What the network made of them: logits (B,C) and projection (B,D) of each view. If the method
+    has a `decoder`, views seen in training mode also have a reconstruction error (B,1)."""
 
-    no_grad: Sequence[tuple[Tensor, Tensor]]
-    with_grad: Sequence[tuple[Tensor, Tensor]]
-    in_eval: Sequence[tuple[Tensor, Tensor]] = ()
+    no_grad: Sequence[tuple[Tensor, ...]]
+    with_grad: Sequence[tuple[Tensor, ...]]
+    in_eval: Sequence[tuple[Tensor, ...]] = ()
+
+
+def joined(first: Mapping[str, Outputs], more: Mapping[str, Outputs]) -> dict[str, Outputs]:
+    """The outputs of two rounds of views, by role."""
+    none = Outputs([], [])
+    return {
+        role: Outputs(
+            *([*a, *b] for a, b in zip(first.get(role, none), more.get(role, none), strict=True))
+        )
+        for role in {**first, **more}
+    }
 
 
 # ------------------------------------------------------------------------- what a method declares
@@ -125,8 +154,17 @@ class Step:
     write to the state, in place. A batch holds the images of all streams, one stream after the
     other; the first stream decides how many steps an epoch has, the others repeat as needed.
 
+    If views depend on what the networks make of others, `show_next` returns them: it is called with
+    the outputs of the views of `show`, which then must all be without gradients, and `loss` gets
+    the outputs of both.
+
     The running statistics of norms follow the views that a network sees in training mode if the
     step trains that network or names it in `moves_norms`; those of all other networks stay.
+
+    A step may train nothing (`trains=()`): a pass in random batches that only writes to the state,
+    or moves norms. Its loss is not used.
+
+    With `mixes_within`, images are only mixed with images of the same value of that mask.
     """
 
     show: Callable[[Views, Batch], dict[str, ViewBatch]]  # by role of the network
@@ -136,7 +174,10 @@ class Step:
     trains: tuple[str, ...] = (NET,)  # roles of the networks that are updated
     streams: tuple[Stream, ...] = (Stream(),)
     moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
+    mixes_within: Callable[[Any], Tensor] | None = None  # a mask of the state
+    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: that of the phase
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
+    show_next: Callable[[Views, Batch, dict[str, Outputs], Any], dict[str, ViewBatch]] | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +216,11 @@ class Scorer(Protocol):
         """Logits of the plain view and of `weak` weak views, for one chunk of images after another;
         of the network that predicts, or of the one with this role."""
 
-    def projections(self) -> Tensor:
+    def members(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Logits of the plain view, of each network that predicts, for one chunk of images after
+        another: one pass where `logits` needs another one for their mean."""
+
+    def projections(self, *, role: str | None = None) -> Tensor:
         """All images in the contrastive space, L2-normalised: (N,D)."""
 
 
@@ -258,8 +303,8 @@ class Detector(Protocol):
     def values(self, scorer: Scorer, state: Any) -> Tensor:
         """The losses, or another metric, after this epoch."""
 
-    def flag(self, scorer: Scorer, state: Any, values_N: Tensor | None = None) -> None:
-        """Fill in which labels are noisy, from these values; None: those of this epoch."""
+    def flag(self, scorer: Scorer, state: Any) -> None:
+        """Fill in which labels are noisy."""
 
     def flag_by(self, low_N: Tensor, scorer: Scorer, state: Any) -> None:
         """... from the probabilities of the low mode, by a mixture of the method's own."""
@@ -284,6 +329,10 @@ class Method:
     """Networks that follow others, by role."""
     predicts: tuple[str, ...] = (NET,)
     """Which networks predict: one, or the mean of the logits of several."""
+    validated: tuple[str, ...] = ()
+    """Other networks whose accuracy is measured after every epoch, too."""
+    decoder: bool = False
+    """Networks have a linear decoder from the projection to the features; see `Outputs`."""
     compared: tuple[str, ...] = ("metrics",)
     """Keys of what `compare` may return."""
 
@@ -328,6 +377,10 @@ class Method:
     def verdict(self, state: Any, epoch: int) -> Verdict:
         """What is known about every label after this epoch."""
         return Verdict(state.noisy_N, state.p_noisy_N, state.loss_N, state.predicted_N)
+
+    def own_metrics(self, state: Any, given_N: Tensor, true_N: Tensor | None) -> dict[str, Any]:
+        """Metrics of the method itself after an epoch that was scored; `true_N` if it is known."""
+        return {}
 
     def compare(self, scorer: Scorer, state: Any, true_N: Tensor, epoch: int) -> dict[str, Any]:
         """More metrics of an epoch, for `compare_metrics`; the true labels are known."""

@@ -2,9 +2,10 @@
 the host (Arazo et al., ICML 2019, section 3.1).
 
 Losses between the 5th and the 95th percentile are scaled to 0..1. Ten rounds of
-expectation-maximisation follow, in which the parameters come from the moments of each mode. The
-posterior of the high mode is kept as a table of 100 bins, from its maximum on constant: a density
-may rise towards the ends, and the highest losses must not count as low.
+expectation-maximisation follow, in which the parameters come from the moments of each mode. (A
+method can ask for other percentiles and rounds.) The posterior of the high mode is kept as a table
+of 100 bins, from its maximum on constant: a density may rise towards the ends, and the highest
+losses must not count as low.
 
 Shapes: N losses, B of them in a batch, T bins.
 """
@@ -35,29 +36,40 @@ class BetaMixture(NamedTuple):
     fitted: Tensor  # (), bool: there are two modes
 
 
-def fit_two_betas(loss_N: Tensor) -> BetaMixture:
-    """Fit two modes to the losses that are finite.
+def fit_two_betas(
+    loss_N: Tensor,
+    where_N: Tensor | None = None,
+    rounds: int = EM_STEPS,
+    percentiles: tuple[float, float] = PERCENTILES,
+) -> BetaMixture:
+    """Fit two modes to the losses that are finite, or to those of them at `where_N`.
 
     Every input has a defined result. `fitted` is False with fewer than three finite losses, if all
     between the percentiles are equal, or if one of the modes ends empty.
     """
     device = loss_N.device
     if device.type == "mps":  # has no float64
-        return BetaMixture(*(part.to(device) for part in _single(fit_two_betas(loss_N.cpu()))))
+        where = None if where_N is None else where_N.cpu()
+        found = fit_two_betas(loss_N.cpu(), where, rounds, percentiles)
+        return BetaMixture(*(part.to(device) for part in _single(found)))
     loss_N = loss_N.detach().double()
     if loss_N.numel() == 0:
-        loss_N = loss_N.new_zeros(1)
-    finite_N = loss_N.isfinite()
+        loss_N, where_N = loss_N.new_zeros(1), None
+    finite_N = loss_N.isfinite() if where_N is None else loss_N.isfinite() & where_N
     count = finite_N.sum()
     sorted_N = loss_N.masked_fill(~finite_N, torch.inf).sort().values.nan_to_num(posinf=0.0)
-    lowest, highest = (_quantile(sorted_N, count, share) for share in PERCENTILES)
+    lowest, highest = (_quantile(sorted_N, count, share) for share in percentiles)
     used_N = (finite_N & (loss_N >= lowest) & (loss_N <= highest)).double()
     x_N = scaled(loss_N, lowest, highest)
     logs_2N = torch.stack([x_N.log(), (1 - x_N).log()])
 
-    alphas, betas = loss_N.new_tensor(START).T.unbind()
+    # Filled on the device: while a graph is captured, nothing can be copied from the host.
+    alphas, betas = (
+        torch.stack([torch.full_like(lowest, value) for value in values])
+        for values in zip(*START, strict=True)
+    )
     weights = torch.full_like(alphas, 0.5)
-    for _ in range(EM_STEPS):
+    for _ in range(rounds):
         high_N = _posterior(logs_2N, alphas, betas, weights) * used_N
         share_2N = torch.stack([used_N - high_N, high_N])
         size_2 = share_2N.sum(1)
@@ -70,7 +82,8 @@ def fit_two_betas(loss_N: Tensor) -> BetaMixture:
         usable_2 = (size_2 > 1e-6) & (precision_2 > 0)
         alphas = torch.where(usable_2, mean_2 * precision_2, alphas)
         betas = torch.where(usable_2, (1 - mean_2) * precision_2, betas)
-        weights = size_2 / size_2.sum().clamp(min=1e-12)
+        size = size_2.sum()
+        weights = torch.where(size > 0, size_2 / size.clamp(min=1e-12), weights)
 
     means = alphas / (alphas + betas)
     order = means.argsort(stable=True)
@@ -85,6 +98,12 @@ def fit_two_betas(loss_N: Tensor) -> BetaMixture:
     return BetaMixture(
         lowest, highest, alphas, betas, weights, torch.where(fitted, high_T, 0.0), fitted
     )
+
+
+def peaks(mixture: BetaMixture) -> Tensor:
+    """Where each mode is highest, (α - 1) / (α + β - 2), after scaling: (2,). Outside of 0..1 for
+    a density that rises towards an end."""
+    return (mixture.alphas - 1) / (mixture.alphas + mixture.betas - 2)
 
 
 def scaled(loss_B: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from pseudoloss.methods.base import (
     Verdict,
     ViewBatch,
 )
+from pseudoloss.methods.losses import mean_over
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 FIRST, SECOND = "first", "second"
@@ -39,10 +40,6 @@ def smallest(loss_B: Tensor, share: Tensor) -> Tensor:
     """Which images are among the `share` of the batch with the smallest losses; at least one is."""
     rank_B = loss_B.argsort().argsort()
     return rank_B < (share * len(loss_B)).floor().clamp(min=1)
-
-
-def mean_over(loss_B: Tensor, chosen_B: Tensor) -> Tensor:
-    return torch.where(chosen_B, loss_B, 0).sum() / chosen_B.sum()
 
 
 @dataclass(frozen=True)

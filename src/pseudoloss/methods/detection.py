@@ -106,11 +106,8 @@ class LossDetector:
             state.loss_N[rows] = F.cross_entropy(logits_BC, scorer.given_N[rows], reduction="none")
             state.predicted_N[rows] = logits_BC.argmax(1)
 
-    def flag(self, scorer: Scorer, state: LabelState, values_N: Tensor | None = None) -> None:
-        """`values_N`: what the mixture is fitted to, if it is not the metric of this epoch."""
-        if values_N is None:
-            values_N = self.values(scorer, state)
-        mixture = fit_two_modes(values_N)
+    def flag(self, scorer: Scorer, state: LabelState) -> None:
+        mixture = fit_two_modes(self.values(scorer, state))
         state.fitted.copy_(mixture.fitted)
         self.flag_by(mixture.low_N, scorer, state)
 

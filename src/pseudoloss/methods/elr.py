@@ -44,6 +44,12 @@ def regularisation(target_BC: Tensor, p_BC: Tensor) -> Tensor:
     return (1 - (target_BC * p_BC).sum(1)).log().mean()
 
 
+def suggestions(target_NC: Tensor) -> tuple[Tensor, Tensor]:
+    """The class of the moving average, and its share of the average as the trust in it."""
+    largest_N, suggested_N = target_NC.max(1)
+    return suggested_N, largest_N / target_NC.sum(1).clamp(min=1e-12)  # the average starts at 0
+
+
 @dataclass(frozen=True)
 class ELRState(LabelState):
     target_NC: Tensor  # t: moving average of the predictions; 0 before the first one
@@ -85,7 +91,6 @@ class ELR(Method):
 
     def verdict(self, state: ELRState, epoch: int) -> Verdict:
         """The class of the moving average is suggested; its share of the average is the trust."""
-        largest_N, suggested_N = state.target_NC.max(1)
-        trust_N = largest_N / state.target_NC.sum(1).clamp(min=1e-12)  # the average starts at 0
+        suggested_N, trust_N = suggestions(state.target_NC)
         known = super().verdict(state, epoch)
         return known._replace(suggested_N=suggested_N, trust_N=trust_N)

@@ -17,6 +17,7 @@ the contrastive space, C classes, K neighbours.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ NEIGHBOURS = 200  # row 24 of docs/paper-and-code.md
 TEMPERATURE = 0.1  # of a neighbour's weight, exp(similarity / TEMPERATURE)
 SMOOTHING = 0.6  # of the label in `label_divergence`; the value of Jo-SRC for CIFAR-100
 ROWS, COLUMNS = 2**10, 2**14  # size of a chunk of similarities
+CAPTURED = 2**18  # images: beyond it, the many chunks of a search make too large a graph
 
 # -------------------------------------------------------------------------------------- neighbours
 
@@ -49,12 +51,35 @@ def neighbours(features_ND: Tensor, K: int = NEIGHBOURS) -> Neighbours:
     K = min(K, N - 1)
     index_NK = torch.empty(N, K, dtype=torch.int32, device=features_ND.device)
     weight_NK = torch.empty(N, K, device=features_ND.device)
-    for part in _parts(N):
-        own_B = torch.arange(part.start, part.stop, device=features_ND.device)
-        similarity_BK, index_BK = nearest(features_ND[part], features_ND, K, own_B)
+    for part, similarity_BK, index_BK in _nearest_others(features_ND, K):
         index_NK[part] = index_BK.int()
         weight_NK[part] = _weights(similarity_BK)
     return Neighbours(index_NK, weight_NK)
+
+
+def neighbour_votes(
+    features_ND: Tensor,
+    label_NC: Tensor,
+    K: int = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+) -> Iterator[tuple[slice, Tensor]]:
+    """The mean label (B,C) of the K nearest other images of every image, for one chunk of images
+    after another. `label_NC` holds a distribution for every image; a neighbour has the weight
+    exp(similarity / temperature). Shapes are fixed, and nothing is read back to the host."""
+    for part, similarity_BK, index_BK in _nearest_others(features_ND, K):
+        weight_BK = _weights(similarity_BK, temperature)
+        yield (
+            part,
+            F.embedding_bag(index_BK, label_NC, per_sample_weights=weight_BK, mode="sum"),
+        )
+
+
+def _nearest_others(features_ND: Tensor, K: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Cosines and indices of the K nearest other images, for one chunk of images after another."""
+    K = min(K, len(features_ND) - 1)
+    for part in _parts(len(features_ND)):
+        own_B = torch.arange(part.start, part.stop, device=features_ND.device)
+        yield part, *nearest(features_ND[part], features_ND, K, own_B)
 
 
 def nearest(
@@ -178,8 +203,8 @@ def knn_predict(
     return torch.cat(predicted)
 
 
-def _weights(similarity_BK: Tensor) -> Tensor:
-    return (similarity_BK / TEMPERATURE).softmax(1)
+def _weights(similarity_BK: Tensor, temperature: float = TEMPERATURE) -> Tensor:
+    return (similarity_BK / temperature).softmax(1)
 
 
 def _weights_and_labels(near: Neighbours, part: slice, label_N: Tensor) -> tuple[Tensor, Tensor]:

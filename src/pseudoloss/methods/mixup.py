@@ -20,12 +20,8 @@ from pseudoloss.methods.base import (
     beta,
     fold,
 )
+from pseudoloss.methods.losses import cross_entropy
 from pseudoloss.nn.views import WEAK_DRAWS, Views
-
-
-def cross_entropy(logits_BC: Tensor, target_BC: Tensor) -> Tensor:
-    """-Σ target·log softmax(logits) of each image; in float32, whatever the logits are in."""
-    return -(target_BC * F.log_softmax(logits_BC.float(), dim=1)).sum(1)  # row 10
 
 
 def show(views: Views, batch: Batch) -> dict[str, ViewBatch]:
@@ -46,12 +42,17 @@ def mixup_step(lambda_rule: Callable[[Tensor], Tensor] = fold) -> Step:
     return Step(show, loss, WEAK_DRAWS, lambdas=(lambda_rule,))
 
 
+def folded_beta(alpha: float) -> Callable[[Tensor], Tensor]:
+    """λ ~ Beta(α, α), folded. Folding changes nothing about a batch as a whole: each image is also
+    somebody's partner."""
+    return fold if alpha == 1 else beta(alpha, folded=True)
+
+
 class Mixup(Method):
     def __init__(self, detector: Detector, epochs: int, warmup: int, alpha: float) -> None:
         super().__init__(detector, warmup)
         self.epochs = epochs
-        # Folding changes nothing about a batch as a whole: each image is also somebody's partner.
-        self.lambda_rule = fold if alpha == 1 else beta(alpha, folded=True)
+        self.lambda_rule = folded_beta(alpha)
 
     def phases(self) -> tuple[Phase, ...]:
         """Two phases of the same step: the learning rate falls in the second."""

@@ -33,8 +33,9 @@ from pseudoloss.methods.base import (
     Verdict,
     ViewBatch,
 )
+from pseudoloss.methods.losses import cross_entropy
 from pseudoloss.methods.mixture import Mixture, fit_two_modes
-from pseudoloss.methods.mixup import cross_entropy, mixup_step
+from pseudoloss.methods.mixup import mixup_step
 from pseudoloss.methods.pls_metrics import compare_pseudo_labels
 from pseudoloss.methods.pseudo_labels import PLSState
 from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS, Views
@@ -62,10 +63,14 @@ def make_pseudo_labels(
 
     Computed in logarithms, so that no power of a small probability underflows.
     """
+    return normalise(gamma * log_mean_prediction(first_BC, second_BC))
+
+
+def log_mean_prediction(first_BC: Tensor, second_BC: Tensor) -> Tensor:
+    """log of (φ(x₁) + φ(x₂)) / 2, from logits."""
     log_first_BC = F.log_softmax(first_BC.float(), dim=1)
     log_second_BC = F.log_softmax(second_BC.float(), dim=1)
-    log_mean_BC = torch.logaddexp(log_first_BC, log_second_BC) - math.log(2)
-    return normalise(gamma * log_mean_BC)
+    return torch.logaddexp(log_first_BC, log_second_BC) - math.log(2)
 
 
 # ------------------------------------------------- 3.2.2 Correcting only confident pseudo-labels
@@ -216,16 +221,21 @@ class PLS(Method):
 
     compared = ("metrics", "bias", "pseudo_loss")
     scored_by: str | None = None  # role of the network that both stages ask; None: that predicts
+    pseudo_labels_by: str = NET  # ... and of the one that makes pseudo-labels
 
     def __init__(self, detector: Detector, options: Options, epochs: int, warmup: int) -> None:
         super().__init__(detector, warmup)
         self.options = options
         self.epochs = epochs
 
+    @property
+    def uses_strong_view(self) -> bool:
+        return self.options.contrast
+
     def phases(self) -> tuple[Phase, ...]:
         o = self.options
         forward = 2 * (o.make_pseudo_labels is not None)
-        backward = 1 + o.contrast + (o.contrast and o.separate_contrast_mix)
+        backward = 1 + self.uses_strong_view + (o.contrast and o.separate_contrast_mix)
         step = Step(
             self.show,
             self.loss,
@@ -247,17 +257,17 @@ class PLS(Method):
         """Lines 11 to 15: two weak views, of which the first is mixed too, and a strong one."""
         o, images_BCHW = self.options, batch.images_BCHW
         first_draws, second_draws, strong_draws = batch.draws_BK.split(
-            [WEAK_DRAWS, WEAK_DRAWS, STRONG_DRAWS], dim=1
+            [WEAK_DRAWS, WEAK_DRAWS, batch.draws_BK.shape[1] - 2 * WEAK_DRAWS], dim=1
         )
         weak_view = views.weak(images_BCHW, first_draws)
         for_pseudo_labels = []
         if o.make_pseudo_labels is not None:
             for_pseudo_labels = [weak_view, views.weak(images_BCHW, second_draws)]
         with_grad = [self.mixed_view(weak_view, batch)]
-        if o.contrast:
+        if self.uses_strong_view:
             with_grad.append(self.strong_view(views, images_BCHW, strong_draws))
-            if o.separate_contrast_mix:
-                with_grad.append(batch.mixes[1].of(weak_view))
+        if o.contrast and o.separate_contrast_mix:
+            with_grad.append(batch.mixes[1].of(weak_view))
         if o.pseudo_labels_in_eval:
             return {NET: ViewBatch([], with_grad, in_eval=for_pseudo_labels)}
         return {NET: ViewBatch(for_pseudo_labels, with_grad)}
@@ -290,8 +300,16 @@ class PLS(Method):
 
     def pseudo_labels_of(self, outputs: dict[str, Outputs], state: PLSState) -> Tensor:
         """The pseudo-labels of a batch."""
-        net, in_eval = outputs[NET], self.options.pseudo_labels_in_eval
+        return self.make_pseudo_labels(*self.weak_logits(outputs), state)
+
+    def weak_logits(self, outputs: dict[str, Outputs]) -> tuple[Tensor, Tensor]:
+        """Logits of the two weak views that pseudo-labels are made of."""
+        net, in_eval = outputs[self.pseudo_labels_by], self.options.pseudo_labels_in_eval
         (first_BC, _), (second_BC, _) = net.in_eval if in_eval else net.no_grad
+        return first_BC, second_BC
+
+    def make_pseudo_labels(self, first_BC: Tensor, second_BC: Tensor, state: PLSState) -> Tensor:
+        """Eq. 1, from the logits of two weak views."""
         assert self.options.make_pseudo_labels is not None
         return self.options.make_pseudo_labels(first_BC, second_BC)
 
@@ -353,17 +371,20 @@ class PLS(Method):
     def score(self, scorer: Scorer, state: PLSState) -> None:
         """Losses, pseudo-losses and predictions of all images."""
         for rows, (logits_BC,) in scorer.logits(role=self.scored_by):
-            state.loss_N[rows] = F.cross_entropy(logits_BC, scorer.given_N[rows], reduction="none")
-            state.pseudo_loss_N[rows] = pseudo_loss(state.pseudo_labels(rows), logits_BC)
-            state.predicted_N[rows] = logits_BC.argmax(1)
+            self.record(state, rows, logits_BC, scorer.given_N[rows])
+
+    def record(self, state: PLSState, rows: slice, logits_BC: Tensor, given_B: Tensor) -> None:
+        """... of some images."""
+        state.loss_N[rows] = F.cross_entropy(logits_BC, given_B, reduction="none")
+        state.pseudo_loss_N[rows] = pseudo_loss(state.pseudo_labels(rows), logits_BC)
+        state.predicted_N[rows] = logits_BC.argmax(1)
 
     def update_pseudo_labels(self, scorer: Scorer, state: PLSState) -> None:
         """Pseudo-labels of all images, in evaluation mode; in training, the steps make them."""
-        make = self.options.make_pseudo_labels
-        assert make is not None
-        for rows, (first_BC, second_BC) in scorer.logits(plain=False, weak=2):
+        role = None if self.predicts == (self.pseudo_labels_by,) else self.pseudo_labels_by
+        for rows, (first_BC, second_BC) in scorer.logits(plain=False, weak=2, role=role):
             index_B = torch.arange(rows.start, rows.stop, device=first_BC.device)
-            state.store(index_B, make(first_BC, second_BC))
+            state.store(index_B, self.make_pseudo_labels(first_BC, second_BC, state))
 
     def _has_trust(self, epoch: int) -> bool:
         first = self.warmup - self.options.initial_trust

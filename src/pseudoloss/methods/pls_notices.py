@@ -18,6 +18,10 @@ WARM_UP_ONLY = (
     "all epochs are warm-up, so PLS never corrects a label. Use more --epochs or a shorter "
     "--warmup."
 )
+NO_TREND = (
+    "--warmup-trend needs a warm-up of at least 2 epochs to see a margin rise; with 1 it does "
+    "nothing. Use a longer --warmup."
+)
 
 # What the values of a metric are called.
 VALUES = {
@@ -50,6 +54,31 @@ def stage1_collapsed(state: PLSState, metric: str = "loss") -> str | None:
         return (
             f"stage 1 flags {share:.0%} of the labels: its mixture has collapsed. Try a longer "
             "--warmup, a higher --threshold or a lower --lr."
+        )
+    return None
+
+
+def gate_closed(separation: float, bound: float) -> str:
+    """The modes of stage 1 overlap, so nothing is flagged."""
+    return (
+        f"stage 1 flags no label: its two modes are {separation:.1f} standard deviations apart, "
+        f"below --mode-gate {bound:g}, as in data without wrong labels. If you know of wrong "
+        "labels, try a lower --mode-gate or a longer --warmup."
+    )
+
+
+def neighbours_collapsed(state: PLSState) -> str | None:
+    """The vote of the neighbours says nothing about the labels."""
+    share = int(state.noisy_N.sum()) / len(state.noisy_N)
+    if share == 0:
+        return (
+            "stage 1 flags no label, so nothing is corrected: the neighbours of all images agree "
+            "with their labels. If you know of wrong labels, try fewer --neighbours."
+        )
+    if share > ALMOST_ALL:
+        return (
+            f"stage 1 flags {share:.0%} of the labels: hardly any has the votes of its neighbours. "
+            "Try a longer --warmup, more --neighbours or a lower --neighbour-share."
         )
     return None
 

@@ -7,6 +7,7 @@ Shapes: N images, B of them in a batch, C classes, K of them kept.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -31,10 +32,11 @@ class PLSState(LabelState):
     classes: int
 
     @classmethod
-    def begin(cls, given_N: Tensor, classes: int, whole: float = WHOLE) -> "PLSState":
+    def begin(cls, given_N: Tensor, classes: int, whole: float = WHOLE, **more: Tensor) -> Self:
         """Before training, the pseudo-label of an image is its given label.
 
-        Pseudo-labels are kept whole where they take at most `whole` bytes.
+        Pseudo-labels are kept whole where they take at most `whole` bytes. `more`: what a state
+        that extends this one has on top.
         """
         N, device = len(given_N), given_N.device
         few = classes < 2**15
@@ -61,6 +63,7 @@ class PLSState(LabelState):
             class_NK=class_NK,
             rest_N=rest_N,
             classes=classes,
+            **more,
         )
 
     @property

@@ -1,6 +1,7 @@
 """Devices and the precision of computation on them."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -58,6 +59,21 @@ def can_fuse(device: torch.device) -> bool:
 def using(device: torch.device) -> AbstractContextManager[Any]:
     """Make this GPU the current one, for streams, graphs and kernels. Does nothing for others."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Compute on the CPU with this many threads.
+
+    Operations of less than a millisecond are better done by one: where the cores are shared with
+    other programs, several threads wait for each other longer than they work.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def device_name(device: torch.device) -> str:

@@ -1,6 +1,6 @@
 """Networks: a backbone, a linear classifier and a linear projection into the contrastive space.
 
-Shapes: B images, C classes, D dimensions of the contrastive space.
+Shapes: B images, C classes, D dimensions of the contrastive space, F features of the backbone.
 """
 
 import socket
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pseudoloss.config import EMBEDDED, EMBEDDED_NETWORK, OWN
@@ -35,19 +36,23 @@ class Network(nn.Module):
         classes: int,
         projection: int,
         precision: torch.dtype = torch.float32,
+        decoder: bool = False,
     ) -> None:
+        """`decoder`: for training, with a linear decoder from the projection to the features."""
         super().__init__()
         self.backbone = backbone
         self.classifier = nn.Linear(features, classes)
         self.projection = nn.Linear(features, projection)
+        self.decoder = nn.Linear(projection, features) if decoder else None
         self.precision = precision
         self.keep_norms = False  # batch norms use, and keep, their statistics in training too
         self.fused = False  # our own backbones only: compute with `FusedOps` and `FoldedOps`
         self.synced = False  # batch norm over all processes: plain layers in training
         self._folded: FoldedOps | None = None
 
-    def forward(self, x_BChw: Tensor, groups: int = 1, no_grad: int = 0) -> tuple[Tensor, Tensor]:
-        """Logits (B,C), and the projection (B,D) before it is normalised.
+    def forward(self, x_BChw: Tensor, groups: int = 1, no_grad: int = 0) -> tuple[Tensor, ...]:
+        """Logits (B,C), and the projection (B,D) before it is normalised. In training mode, a
+        network with a decoder adds its reconstruction error (B,1).
 
         If fused, the batch may consist of several `groups` with batch statistics of their own; the
         first `no_grad` of them need no gradient.
@@ -61,9 +66,12 @@ class Network(nn.Module):
         ):
             ops = self._ops(x_BChw.device, groups, no_grad)
             features = self.backbone(x_BChw, *([ops] if self.fused else []))
-            heads = (self.classifier, self.projection)
-            logits, projected = (ops.linear(head, features).float() for head in heads)
-            return logits, projected
+            logits = ops.linear(self.classifier, features).float()
+            projected = ops.linear(self.projection, features)
+            if self.decoder is None or not self.training:
+                return logits, projected.float()
+            decoded = ops.linear(self.decoder, projected)
+            return logits, projected.float(), reconstruction_error(decoded, features)
 
     def train(self, mode: bool = True) -> "Network":
         super().train(mode)
@@ -73,23 +81,23 @@ class Network(nn.Module):
                     module.eval()
         return self
 
-    def forward_views(self, *views: Tensor, no_grad: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Logits and projection of every view, in one pass for views of one size if that is
+    def forward_views(self, *views: Tensor, no_grad: int = 0) -> list[tuple[Tensor, ...]]:
+        """What `forward` returns for every view, in one pass for views of one size if that is
         faster. The first `no_grad` views need no gradient."""
-        outputs: list[tuple[Tensor, Tensor]] = []
+        outputs: list[tuple[Tensor, ...]] = []
         if self.fused and self.training and not self.synced:
             for _, same_size in groupby(views, len):
                 group = list(same_size)
                 free = min(max(no_grad - len(outputs), 0), len(group))
                 with torch.set_grad_enabled(torch.is_grad_enabled() and free < len(group)):
-                    logits, projected = self(torch.cat(group), len(group), free)
-                chunks = logits.chunk(len(group)), projected.chunk(len(group))
-                outputs += zip(*chunks, strict=True)
+                    found = self(torch.cat(group), len(group), free)
+                outputs += zip(*(output.chunk(len(group)) for output in found), strict=True)
         else:
             for i, view in enumerate(views):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and i >= no_grad):
                     outputs.append(self(view))
-        return [(a.detach(), b.detach()) for a, b in outputs[:no_grad]] + outputs[no_grad:]
+        free_outputs = [tuple(t.detach() for t in found) for found in outputs[:no_grad]]
+        return free_outputs + outputs[no_grad:]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -112,9 +120,16 @@ class Network(nn.Module):
         no_grad = no_grad if torch.is_grad_enabled() else groups
         side_stream = SideStream(device)
         weights = [conv.weight for conv in _convolutions(self.backbone)]
-        weights += [*self.classifier.parameters(), *self.projection.parameters()]
+        heads = (self.classifier, self.projection, self.decoder)
+        weights += [weight for head in heads if head is not None for weight in head.parameters()]
         weights_by_parameter = cast_weights(self.precision, weights, side_stream)
         return FusedOps(weights_by_parameter, groups, no_grad, side_stream)
+
+
+def reconstruction_error(decoded_BF: Tensor, features_BF: Tensor) -> Tensor:
+    """The mean squared difference of ReLU(decoded) and the features of each image: (B,1)."""
+    difference_BF = F.relu(decoded_BF).float() - features_BF.float()
+    return difference_BF.square().mean(1, keepdim=True)
 
 
 def build(
@@ -126,6 +141,7 @@ def build(
     projection: int,
     weights: str | None = None,
     precision: torch.dtype = torch.float32,
+    decoder: bool = False,
 ) -> Network:
     """Build the network called `name`: one of ours (`OWN`) or any timm model.
 
@@ -145,7 +161,7 @@ def build(
         features = PreActResNet18.FEATURES
     else:
         backbone, features = _timm_backbone(name, channels, size, weights)
-    network = Network(backbone, features, classes, projection, precision)
+    network = Network(backbone, features, classes, projection, precision, decoder)
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

@@ -26,7 +26,7 @@ from pseudoloss.files import at_home, parse_json, read_text, without_checksum
 from pseudoloss.presets.table import NO_HEAD_START, PRESETS
 from pseudoloss.reading import READ_OPTIONS
 
-ADAM_LR = 0.001  # with a preset whose learning rate is for SGD
+OWN_LR = {"adam": 0.001, "muon": 0.02}  # with a preset whose learning rate is for SGD
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Request:
 
         `fitting` are values that suit the data better than the preset's; what was asked for comes
         first. Settings of other methods are dropped from both. A batch size other than the preset's
-        scales the learning rate in proportion, and Adam has a rate of its own.
+        scales the learning rate in proportion, and Adam and Muon have rates of their own.
         """
         preset = PRESETS[self.preset or default_preset]
         preset_method = preset.get("method", Settings.method)
@@ -60,8 +60,9 @@ class Request:
         if preset.get("head_start") and values["head_start"] is False:
             preset = preset | NO_HEAD_START
             values = values | {"lr": preset["lr"]} | self.values
-        if values.get("optimiser") == "adam" and preset.get("optimiser") != "adam":
-            preset = preset | {"lr": min(preset.get("lr", Settings.lr), ADAM_LR)}
+        optimiser = str(values.get("optimiser"))
+        if optimiser in OWN_LR and preset.get("optimiser") != optimiser:
+            preset = preset | {"lr": min(preset.get("lr", Settings.lr), OWN_LR[optimiser])}
             values = values | {"lr": preset["lr"]} | self.values
         usual = Settings(**preset)
         batch_size = values.get("batch_size", usual.batch_size)

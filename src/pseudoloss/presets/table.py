@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoloss.config import EMBEDDED, EMBEDDED_NETWORK
-from pseudoloss.presets.rivals import PAPER, RIVALS
+from pseudoloss.presets.rivals import OUT_AND_IN, PAPER, RIVALS, WEB, mixed_noise
 
 _DIGITS: dict[str, Any] = {
     "network": "small-cnn",
@@ -12,17 +12,6 @@ _DIGITS: dict[str, Any] = {
     "lr": 0.05,
     "pad": 0,  # a digit fills its image: a shift would cut strokes off
     "flip": False,
-}
-
-_WEB: dict[str, Any] = {
-    "network": "resnet50",
-    "weights": "pretrained",
-    "image_size": 448,
-    "epochs": 110,
-    "warmup": 10,
-    "batch_size": 16,
-    "lr": 0.003,
-    "weight_decay": 1e-3,
 }
 
 _CNWL: dict[str, Any] = PAPER | {"warmup": 1}
@@ -40,7 +29,6 @@ _FINETUNE: dict[str, Any] = {
 NO_HEAD_START: dict[str, Any] = {"head_start": False, "lr": 0.04}  # ... from a new classifier
 _SCRATCH: dict[str, Any] = {"epochs": 100, "batch_size": 128, "lr": 0.05}
 HUMAN = ("cifar10n", "cifar100n")  # presets for labels given by people
-_OUT_AND_IN = ((20, 20), (40, 20), (60, 20), (40, 40))  # the paper's r_out and r_in, in percent
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -61,17 +49,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "cifar100-asym40": PAPER | {"corrupt": "asymmetric:0.4"},
     **{
-        f"cifar100-{pool}-{out}-{inside}": PAPER
-        | {"corrupt": f"symmetric:{inside / 100:g}+out:{out / 100:g}"}
+        f"cifar100-{pool}-{out}-{inside}": PAPER | {"corrupt": mixed_noise(out, inside)}
         for pool in ("inet", "places")
-        for out, inside in _OUT_AND_IN
+        for out, inside in OUT_AND_IN
     },
     **RIVALS,
     **dict.fromkeys(HUMAN, PAPER),
     **{f"cnwl-{noise}": _CNWL for noise in (20, 40, 60, 80)},
-    "web-aircraft": _WEB,
-    "web-bird": _WEB,
-    "web-car": _WEB,
+    "web-aircraft": WEB,
+    "web-bird": WEB,
+    "web-car": WEB,
 }
 """What each preset changes: one for every row of the paper's table of hyper-parameters, and more.
 

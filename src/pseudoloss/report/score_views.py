@@ -129,7 +129,7 @@ def accuracy_points(record: Record) -> list[tuple[float, float]]:
 
 
 def warmup_epochs(record: Record) -> int:
-    return sum(line.get("phase") == "warm-up" for line in record.metrics)
+    return sum(str(line.get("phase")).startswith("warm-up") for line in record.metrics)
 
 
 def training(record: Record) -> dict[str, Any] | None:

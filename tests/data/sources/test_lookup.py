@@ -17,9 +17,9 @@ def test_pair_of_arrays():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("digit", "source digit: no such source; did you mean digits"),
+        ("digit", "source digit: no such file, folder or dataset; did you mean digits"),
         ("cifar100", "source cifar100: name the folder of its files, as in cifar100:DIR"),
-        ("imagenet:x", "no such source"),
+        ("imagenet:x", "no such file, folder or dataset"),
         ("", "SOURCE is empty"),
         ("~nobody-here/photos", "no such file or folder"),
         ("x" * 5000, "no usable path"),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from pseudoloss.config.limits import above
+from pseudoloss.config.limits import ALPHA
 from pseudoloss.config.methods.detection import DetectionSettings
 
 
@@ -12,6 +12,6 @@ class MixupSettings(DetectionSettings):
     """mixup on the given labels."""
 
     # Mixup
-    mixup_alpha: Annotated[float, above(0, 1000)] = 1.0
+    mixup_alpha: Annotated[float, ALPHA] = 1.0
     """λ ~ Beta(α, α). 1: uniform. Larger values mix every pair more evenly, which delays the
     memorisation of wrong labels."""

@@ -60,4 +60,4 @@ class PLSSettings(DetectionSettings):
     mixup: bool = True
     """Mix images, during the warm-up and afterwards."""
 
-    needs_warmup: ClassVar[str] = "stage 1 needs a loss"
+    needs_warmup: ClassVar[str] = "stage 1 needs the losses of a trained network"

@@ -78,7 +78,8 @@ def class_folders(root: Path, base: Path, where: str, follow: bool = False) -> L
             if any(path.is_file() for path in root.iterdir())
             else ""
         )
-        raise InputError(f"{where}: {root} holds no class folders{hint}")
+        place = "" if root == Path(where) else f"{root} "
+        raise InputError(f"{where}: {place}holds no class folders{hint}")
     paths: list[Path] = []
     labels: list[str] = []
     empty: dict[str, str] = {}

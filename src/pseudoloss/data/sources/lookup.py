@@ -157,7 +157,7 @@ def open_arrays(spec: str) -> Data:
         raise InputError(f"source {spec}: neither a folder nor a table (.csv, .parquet, .npz)")
     if "/" in spec:
         raise InputError(f"source {spec}: no such file or folder")
-    raise InputError(f"source {spec}: no such source{name_hint(spec, known)}")
+    raise InputError(f"source {spec}: no such file, folder or dataset{name_hint(spec, known)}")
 
 
 def check_exists(spec: str) -> None:
@@ -275,7 +275,9 @@ def _test_files(options: ReadOptions) -> LabelledFiles:
     spec = options.test or ""
     files = _open_files_by_name(spec, options)
     if files is None:
-        what = "neither a folder nor a table" if at_home(spec).exists() else "no such source"
+        what = (
+            "neither a folder nor a table" if at_home(spec).exists() else "no such file or folder"
+        )
         raise InputError(f"--test {spec}: {what}")
     found = next((files.splits[s] for s in ("test", "val", "train") if files.splits.get(s)), None)
     if found is None:
