@@ -102,6 +102,14 @@ def test_options_match_the_snapshot(capsys):
     assert "\n".join(sorted(found)) + "\n" == SNAPSHOT.read_text()
 
 
+def test_the_help_names_every_method(capsys):
+    text = help_of("train", capsys)
+    start = text.index("--method NAME")
+    joined = "".join(text[start : text.index("--network", start)].split())
+    assert [name for name in METHOD_SETTINGS if name not in joined] == []
+    assert "{" not in joined
+
+
 def test_help_shows_the_defaults_of_a_preset(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--preset", "digits", "--help"])

@@ -304,6 +304,8 @@ def test_presets_of_cifar_n_also_work_for_other_sources(
 def test_a_source_is_needed(tmp_path):
     with pytest.raises(InputError, match="SOURCE is missing"):
         pl.train(out=tmp_path / "run")
+    with pytest.raises(InputError, match=r"there is no run in .*/run; name SOURCE to start one"):
+        pl.train(out=tmp_path / "run", resume=True)
 
 
 def test_a_device_without_enough_memory_is_one_line(tiny_source, tiny_settings, monkeypatch):

@@ -8,6 +8,8 @@ from typing import Any, NoReturn, get_args
 
 from pseudoloss.errors import InputError, did_you_mean
 
+MANY = 8  # choices: more of them are not listed in braces, the help text names them
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `InputError`, with one line that names the argument.
@@ -55,7 +57,7 @@ def argument_for(hint: Any) -> dict[str, Any]:
     """Arguments of `add_argument` for an option of this type."""
     choices = get_args(hint)
     if choices and isinstance(choices[0], str):  # a Literal
-        return {"choices": choices}
+        return {"choices": choices} | ({"metavar": "NAME"} if len(choices) > MANY else {})
     kind, optional = choices[0] if choices else hint, type(None) in choices
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}

@@ -132,7 +132,7 @@ def _begin(
         asked.resume(recorded.settings)  # refuses other settings
         return _already_finished(folder, reporter)
     if source is None:
-        source = _recorded_source(recorded, out)
+        source = _recorded_source(recorded, out, resume)
     if recorded is None:
         _refuse_clean_labels(asked, source)
         if folder:
@@ -217,7 +217,9 @@ def _check_limits(minutes: Any, time_budget: Any, checkpoint_every: Any) -> None
         raise InputError(f"--checkpoint-every must be 1 or more, not {checkpoint_every}")
 
 
-def _recorded_source(recorded: Recorded | None, out: str | Path | None) -> str:
+def _recorded_source(recorded: Recorded | None, out: str | Path | None, resume: bool) -> str:
+    if recorded is None and resume and out is not None:
+        raise InputError(f"--resume: there is no run in {out}; name SOURCE to start one")
     if recorded is None:
         raise InputError("SOURCE is missing: name what to train on, such as a folder of images")
     if recorded.from_python:
