@@ -45,6 +45,25 @@ def test_confusion_makes_the_interval_wide():
     assert swaps.high < 0.3 < 0.4 < confused.high  # half to twice as many
 
 
+def test_models_that_disagree_make_the_interval_wide():
+    label_N, p_N = np.repeat(np.arange(4), 100), np.full(400, 0.2)
+    agree = estimate_noise(p_N, label_N, 4, 0.2, 0.0, 0.9, rates=(0.2, 0.2))
+    alone = estimate_noise(p_N, label_N, 4, 0.2, 0.0, 0.9)
+    assert (agree.low, agree.high) == pytest.approx((alone.low, alone.high))
+    differ = estimate_noise(p_N, label_N, 4, 0.2, 0.0, 0.9, rates=(0.15, 0.3))
+    assert agree.low - differ.low == pytest.approx(0.05)
+    assert differ.high - agree.high == pytest.approx(0.1)
+    assert (differ.by_class_C[:, 2] > agree.by_class_C[:, 2]).all()
+
+
+def test_confusion_of_classes_raises_the_upper_end():
+    label_N, p_N = np.repeat(np.arange(4), 100), np.full(400, 0.2)
+    swaps = estimate_noise(p_N, label_N, 4, 0.2, 0.0, 0.9)
+    between = estimate_noise(p_N, label_N, 4, 0.2, 0.0, 0.9, between=0.15)
+    assert between.low == swaps.low
+    assert between.high - swaps.high == pytest.approx(0.15)
+
+
 def test_reasons_not_to_know():
     label_N = np.repeat(np.arange(4), 100)
     few = np.full(400, 0.1)

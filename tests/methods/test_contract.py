@@ -470,7 +470,7 @@ def test_the_engine_knows_no_method_by_name(path):
 
 def test_the_list_of_method_modules_is_complete():
     shared = {"__init__", "base", "building", "detection", "label_scores", "latent", "losses"}
-    shared |= {"beta_mixture", "gaussian_mixture", "metrics", "mixmatch", "mixture"}
+    shared |= {"latent_noise", "beta_mixture", "gaussian_mixture", "metrics", "mixmatch", "mixture"}
     assert {path.stem for path in (SOURCE / "methods").glob("*.py")} == MODULES | shared
 
 

@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 
 from pseudoloss.methods import latent
 from pseudoloss.methods.latent import (
-    Noise,
-    class_confusion,
-    estimate_rates,
+    Swaps,
     fit_latent_labels,
-    likelihoods,
-    look,
     pseudo_labels,
-    tempered,
     with_new_predictions,
 )
+from pseudoloss.methods.latent_noise import Noise, better_than_chance, transitions, with_floors
 
 N, C = 1500, 6
 
@@ -37,79 +33,6 @@ def swapped(true, rate, seed=1, classes=C):
     random = np.random.default_rng(seed)
     wrong = random.random(len(true)) < rate
     return np.where(wrong, (true + random.integers(1, classes, len(true))) % classes, true)
-
-
-def slow_joint(q, y, K, noise):
-    """P(t, y | x) of one image for all t, by loops over the equations in the module."""
-    classes = len(q)
-    c = min(noise.images * math.sqrt(1 - max(q)), latent.MAX_CONFUSION)
-    h = [value**noise.sharpness for value in q]
-    h = [value / sum(h) for value in h]
-    joint = []
-    for t in range(classes):
-        if t == y:
-            p = (1 - c) * (1 - noise.random - noise.classes)
-        else:
-            p = (1 - c) * (noise.random / (classes - 1) + noise.classes * K[t][y])
-            p += c * min(h[y] / max(1 - h[t], 1e-6), 1)
-        joint.append(q[t] * p)
-    return joint
-
-
-def test_temperature_depends_on_the_entropy():
-    log_NC = torch.log_softmax(torch.tensor([[3.0, 0.0, -1.0], [0.2, 0.1, 0.0]]), 1)
-    for row, found in zip(log_NC, tempered(log_NC, -0.5, 0.7), strict=True):
-        entropy = -sum(math.exp(v) * v for v in row.tolist()) / math.log(3)
-        tau = math.exp(-0.5 + 0.7 * (entropy - 0.5))
-        weights = [math.exp(v / tau) for v in row.tolist()]
-        np.testing.assert_allclose(found, np.array(weights) / sum(weights), rtol=1e-5)
-
-
-@pytest.mark.parametrize("sharpness", [1.0, 2.0])
-def test_likelihoods_and_posterior_are_those_of_the_equations(sharpness):
-    log_NC, true = predictions(n=40)
-    y_N = torch.from_numpy(swapped(true, 0.4))
-    q_NC = tempered(log_NC, -0.3, 0.2)
-    K_CC = class_confusion(q_NC.T @ q_NC)
-    noise = Noise(-0.3, 0.2, random=0.1, classes=0.07, images=0.6, sharpness=sharpness)
-    parts = likelihoods(q_NC, y_N, K_CC, sharpness).mixed(noise)
-    plain_NC, confused_NC = latent._posterior(q_NC, y_N, K_CC, noise)
-    for i in range(40):
-        expected = slow_joint(q_NC[i].tolist(), int(y_N[i]), K_CC.tolist(), noise)
-        np.testing.assert_allclose(plain_NC[i] + confused_NC[i], expected, rtol=1e-4, atol=1e-7)
-        assert float(sum(part[i] for part in parts)) == pytest.approx(sum(expected), rel=1e-4)
-
-
-def test_people_who_look_sharply_consider_fewer_classes():
-    q_NC = predictions()[0].exp()
-    assert look(q_NC, 1.0) is q_NC
-    h_NC = look(q_NC, 2.0)
-    np.testing.assert_allclose(h_NC.sum(1), 1, rtol=1e-5)
-    assert bool((h_NC.max(1).values >= q_NC.max(1).values - 1e-6).all())
-    assert bool((h_NC.argmax(1) == q_NC.argmax(1)).all())
-
-
-def test_class_confusion_is_a_distribution_over_other_classes():
-    q_NC = predictions()[0].exp()
-    K_CC = class_confusion(q_NC.T @ q_NC)
-    assert (K_CC.diagonal() == 0).all()
-    np.testing.assert_allclose(K_CC.sum(1), 1, rtol=1e-5)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.floats(0.02, 0.4), st.floats(0.02, 0.3), st.floats(0.1, 0.9))
-def test_em_never_lowers_the_likelihood(random, classes, images):
-    log_NC, true = predictions(n=200)
-    q_NC = log_NC.exp()
-    y_N = torch.from_numpy(swapped(true, 0.3))
-    parts = likelihoods(q_NC, y_N, class_confusion(q_NC.T @ q_NC))
-    noise = Noise(0.0, 0.0, random, classes, images)
-    before = estimate_rates(parts, noise, steps=0)
-    for _ in range(5):
-        after = estimate_rates(parts, before, steps=1)
-        # c is bounded for single images, so a step may lose a little at that bound.
-        assert after.log_likelihood >= before.log_likelihood - 1e-3
-        before = after
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5])
@@ -152,27 +75,73 @@ def test_confusion_on_ambiguous_images_is_measured(sharpness):
     assert fit.noise.sharpness == sharpness
 
 
-def test_labels_that_nobody_would_choose_are_less_doubtful_if_confusion_is_sharp():
-    """With κ = 1 all labels but the most likely class are equally doubtful; with κ = 2 an unlikely
-    class is rather the true one, on which the prediction is wrong."""
-    q_NC = torch.tensor([[0.6, 0.3, 0.08, 0.02]] * 2)
-    given_N, K_CC = torch.tensor([1, 3]), torch.zeros(4, 4)
-    for sharpness in (1.0, 2.0):
-        noise = Noise(0.0, 0.0, images=0.5, sharpness=sharpness)
-        plain_NC, confused_NC = latent._posterior(q_NC, given_N, K_CC, noise)
-        likely, unlikely = (confused_NC.sum(1) / (plain_NC + confused_NC).sum(1)).tolist()
-        assert (likely > 2 * unlikely) == (sharpness == 2.0)
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(-3, 0), min_size=2, max_size=4), st.integers(2, 10**6))
 def test_weights_of_models(log_likelihoods, images):
-    weights = latent._weights(log_likelihoods, images)
+    prices = [0.0] + [1.0] * (len(log_likelihoods) - 1)
+    weights = latent._weights(log_likelihoods, prices, images)
     assert sum(weights) == pytest.approx(1)
-    more = latent._weights([value + 1 for value in log_likelihoods], images)
+    more = latent._weights([value + 1 for value in log_likelihoods], prices, images)
     assert more == pytest.approx(weights, abs=1e-9)
-    equal = latent._weights([log_likelihoods[0]] * len(log_likelihoods), images)
-    assert equal[0] > sum(equal[1:])  # confusion must explain something
+    equal = latent._weights([log_likelihoods[0]] * len(log_likelihoods), prices, images)
+    assert equal[0] == pytest.approx(math.e * equal[1])  # a price of 1
+
+
+def uneven_swaps(true, seed=3):
+    """Half of the labels of class 0 say class 1, a fifth of those of class 2 say class 4."""
+    random = np.random.default_rng(seed).random(len(true))
+    given_N = np.where((true == 0) & (random < 0.5), 1, true)
+    return np.where((true == 2) & (random < 0.2), 4, given_N)
+
+
+def test_classes_that_differ_have_learned_transitions():
+    log_NC, true = predictions(n=3000)
+    given_N = uneven_swaps(true)
+    fit = fit_latent_labels(log_NC, torch.from_numpy(given_N))
+    assert fit.learned_weight > 0.9
+    found_CC = fit.swaps[-1].T_CC
+    assert float(found_CC[0, 1]) > 2 * float(found_CC[2, 4]) > 0.1
+    assert float(found_CC[3, 3]) > 0.95
+    np.testing.assert_allclose(found_CC.sum(1), 1, rtol=1e-5)
+    assert fit.rate == pytest.approx((given_N != true).mean(), abs=0.05)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_random_swaps_need_no_learned_transitions(rate):
+    log_NC, true = predictions(n=2000)
+    fit = fit_latent_labels(log_NC, torch.from_numpy(swapped(true, rate)))
+    assert fit.learned_weight < 0.05
+
+
+def test_mistakes_of_the_predictions_are_not_learned_as_wrong_labels():
+    """Ambiguous images of class 0 are really of class 1; random swaps hit all classes."""
+    log_NC, true = predictions(n=3000, sharpness=1.5)
+    random = np.random.default_rng(0).random(len(true))
+    ambiguous = log_NC.exp().max(1).values.numpy() < 0.7
+    other = np.where((true == 0) & ambiguous & (random < 0.6), 1, true)
+    given_N = swapped(other, 0.1)
+    fit = fit_latent_labels(log_NC, torch.from_numpy(given_N))
+    assert fit.learned_weight < 0.1
+
+
+def test_models_that_disagree_give_a_range_of_rates():
+    log_NC, true = predictions()
+    labels = latent._Labels(log_NC, torch.from_numpy(swapped(true, 0.3)))
+    models = [Noise(0.0, 0.0, 0.3), Noise(0.0, 0.0, 0.1), Noise(0.0, 0.0, 0.5)]
+    each = [latent._judge(labels, [noise], [1.0]).rate for noise in models]
+    fit = latent._judge(labels, models, [0.6, 0.38, 0.02])
+    assert fit.rates == pytest.approx((each[1], each[0]))  # the third hardly counts
+    assert fit.rates[0] < fit.rate < fit.rates[1] + 1e-9
+
+
+def test_the_part_of_the_rate_that_is_confusion_of_classes():
+    log_NC, true = predictions()
+    labels = latent._Labels(log_NC, torch.from_numpy(swapped(true, 0.3)))
+    assert latent._judge(labels, [Noise(0.0, 0.0, 0.2, 0.0)], [1.0]).between == 0
+    one = latent._judge(labels, [Noise(0.0, 0.0, 0.0, 0.3)], [1.0])
+    assert one.between == pytest.approx(one.rate)
+    both = latent._judge(labels, [Noise(0.0, 0.0, 0.2, 0.1, 0.4)], [1.0])
+    assert both.between == pytest.approx((both.rate - both.confused) / 3)
 
 
 def test_pseudo_labels_replace_swaps_but_not_confusion():
@@ -225,8 +194,8 @@ def test_a_second_round_keeps_the_rates():
     given_N = torch.from_numpy(swapped(true, 0.3))
     first = fit_latent_labels(log_NC, given_N)
     again = with_new_predictions(first, torch.log_softmax(log_NC * 0.5, 1), given_N)
-    assert again.weights == first.weights
-    assert again.confusions == first.confusions
+    assert again.weights == pytest.approx(first.weights)
+    assert again.swaps == first.swaps
     for one, other in zip(again.models, first.models, strict=True):
         for name in ("random", "classes", "images", "sharpness"):
             assert getattr(one, name) == getattr(other, name)
@@ -243,7 +212,9 @@ def test_a_second_round_remembers_which_classes_were_swapped():
     log_NC = torch.tensor(np.log(right), dtype=torch.float32)
     next_CC = torch.eye(6).roll(1, 1)
     labels = latent._Labels(log_NC, given_N)
-    first = latent._judge(labels, [Noise(0.0, 0.0, 0.0, 0.2)], [1.0], [next_CC])
+    noise = Noise(0.0, 0.0, 0.0, 0.2)
+    T_CC = transitions(noise, next_CC)
+    first = latent._judge(labels, [noise], [1.0], [Swaps(T_CC, with_floors(T_CC, next_CC))])
     again = with_new_predictions(first, log_NC, given_N)
     wrong_N = 1 - again.posterior_NC.gather(1, given_N[:, None])[:, 0].numpy() >= 0.5
     assert (wrong_N == (given_N.numpy() != true)).all()
@@ -269,26 +240,6 @@ def test_a_sample_of_many_images_is_enough(monkeypatch):
     assert len(fit.log_odds_N) == N
 
 
-@pytest.mark.parametrize("shrink", [1.0, 0.3])
-@pytest.mark.parametrize("m", [2.0, 8.0])
-def test_the_temperature_of_two_gaussian_classes(m, shrink):
-    random = np.random.default_rng(0)
-    true = random.integers(0, 2, 20_000)
-    odds = random.normal(np.where(true == 0, m, -m), math.sqrt(2 * m)) * shrink
-    log_N2 = torch.log_softmax(torch.tensor(np.stack([odds / 2, -odds / 2], 1)), 1)
-    found = latent.two_class_temperature(log_N2, torch.from_numpy(true))
-    assert found == pytest.approx(shrink, rel=0.15)
-
-
-def test_two_classes_that_cannot_be_told_apart_have_the_highest_temperature():
-    random = np.random.default_rng(0)
-    odds, label = random.normal(size=2000), torch.from_numpy(random.integers(0, 2, 2000))
-    log_N2 = torch.log_softmax(torch.tensor(np.stack([odds, -odds], 1)), 1)
-    assert latent.two_class_temperature(log_N2, label) == pytest.approx(3)
-    one = torch.log_softmax(torch.tensor([[2.0, 0.0]]).repeat(2000, 1), 1)
-    assert latent.two_class_temperature(one, label) == pytest.approx(3)
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3])
 def test_swaps_of_two_gaussian_classes_are_measured(rate):
     random = np.random.default_rng(1)
@@ -306,19 +257,10 @@ def test_predictions_no_better_than_chance_flag_nothing():
     random = np.random.default_rng(0)
     log_NC = torch.log_softmax(torch.tensor(random.normal(size=(2000, 20)) * 0.2), 1).float()
     given_N = torch.from_numpy(random.integers(0, 20, 2000))
-    assert not latent.better_than_chance(log_NC, given_N)
+    assert not better_than_chance(log_NC, given_N)
     fit = fit_latent_labels(log_NC, given_N)
     assert fit.rate == 0
     assert bool((fit.posterior_NC.gather(1, given_N[:, None]) > 0.5).all())
-
-
-def test_a_plateau_is_found_only_where_accurate_predictions_are_unsure():
-    random = np.random.default_rng(0)
-    for m in (0.5, 1.5, 5.0):  # Gaussian classes, from hard to easy
-        odds = torch.tensor(random.normal(m, math.sqrt(2 * m), 5000))
-        assert latent.plateau(torch.stack([odds.sigmoid(), (-odds).sigmoid()], 1)) == 0
-    mixed = torch.tensor([[0.9, 0.1, 0.0]]).repeat(500, 1)
-    assert latent.plateau(mixed) > 0.5
 
 
 def test_labels_of_one_class_that_say_another_are_found():

@@ -34,12 +34,16 @@ def estimate_noise(
     rate: float,
     confused: float,
     accuracy: float,
+    *,
+    between: float = 0.0,
+    rates: tuple[float, float] | None = None,
 ) -> NoiseEstimate:
     """The share of wrong labels with a 90% interval.
 
-    The interval has three sources: the number of wrong labels is random; the model is rough (15% of
-    the rate); and wrong labels on ambiguous images look like weak features, so that there may be
-    half or twice as many of them.
+    The interval has five sources: the number of wrong labels is random; the model is rough (15% of
+    the rate); wrong labels on ambiguous images look like weak features, so that there may be half
+    or twice as many of them; heads learn which classes are confused, so that there may be twice as
+    many of those; and models that explain the labels about as well disagree.
 
     Args:
         p_noisy_N: probability that the given label is wrong.
@@ -48,11 +52,15 @@ def estimate_noise(
         rate: expected share of wrong labels.
         confused: part of `rate` that is confusion of ambiguous images.
         accuracy: expected accuracy of the predictions, with respect to the true classes.
+        between: part of `rate` that is confusion of classes.
+        rates: the lowest and the highest rate of the models; None: all have the same.
     """
     N, images_C = len(given_N), np.bincount(given_N, minlength=classes)
     ambiguous = confused / max(rate, 1e-12)  # share of the wrong labels
     total_C = np.bincount(given_N, weights=p_noisy_N, minlength=classes)
-    by_class_C = _interval(total_C / np.maximum(images_C, 1), images_C, ambiguous)
+    least, most = (value / max(rate, 1e-12) for value in rates or (rate, rate))
+    most += between / max(rate, 1e-12)
+    by_class_C = _interval(total_C / np.maximum(images_C, 1), images_C, ambiguous, least, most)
     by_class_C[images_C < SMALL_CLASS, 1:] = (0, 1)
     reasons = []
     if ambiguous > 0.5 and rate > 0.02:
@@ -77,15 +85,19 @@ def estimate_noise(
         count = int(small_C.sum())
         classes_have = "1 class has" if count == 1 else f"{count} classes have"
         reasons.append(f"{classes_have} fewer than {SMALL_CLASS} images: too few to judge.")
-    _, low, high = _interval(np.array(rate), np.array(N), ambiguous).tolist()
+    _, low, high = _interval(np.array(rate), np.array(N), ambiguous, least, most).tolist()
     return NoiseEstimate(rate, low, high, known, tuple(reasons), by_class_C, images_C)
 
 
-def _interval(rate: np.ndarray, images: np.ndarray, ambiguous: float) -> np.ndarray:
-    """(..., 3): rate, low and high."""
+def _interval(
+    rate: np.ndarray, images: np.ndarray, ambiguous: float, least: float, most: float
+) -> np.ndarray:
+    """(..., 3): rate, low and high. `least` and `most`: how far the rate may be from this, as
+    factors, without the other sources."""
     n = np.maximum(images, 1)
     smoothed = (rate * n + 1) / (n + 2)  # not 0 without any wrong label
     random = NORMAL_90 * np.sqrt(smoothed * (1 - smoothed) / n)
     width = np.hypot(random, ROUGH * (1 - ambiguous) * rate)
-    low, high = rate - width - 0.5 * ambiguous * rate, rate + width + ambiguous * rate
+    low = rate - width - (0.5 * ambiguous + 1 - least) * rate
+    high = rate + width + (ambiguous + most - 1) * rate
     return np.stack([rate, np.maximum(low, 0), np.minimum(high, 1)], -1)

@@ -113,7 +113,14 @@ def score_labels(
         predicted_N=judged.prob_NC.argmax(1).cpu().numpy(),
         candidate_N=candidate_N.cpu().numpy(),
         noise=estimate_noise(
-            p_noisy_N, given_N, classes, judged.rate, judged.confused, judged.accuracy
+            p_noisy_N,
+            given_N,
+            classes,
+            judged.rate,
+            judged.confused,
+            judged.accuracy,
+            between=judged.between,
+            rates=judged.rates,
         ),
         details=details,
     )
@@ -129,6 +136,8 @@ class Judged(NamedTuple):
     rate: float  # expected share of wrong labels
     confused: float  # of it, confusion of ambiguous images
     accuracy: float  # expected accuracy of the predictions, with respect to the true classes
+    between: float = 0.0  # of the rate, confusion of classes
+    rates: tuple[float, float] | None = None  # the lowest and highest rate of the models
 
 
 Predict = Callable[[int, Tensor, Tensor | None], Tensor]  # round, targets, weights
@@ -148,6 +157,7 @@ def _latent(
         "image_confusion": noise.images,
         "image_confusion_sharpness": noise.sharpness,
         "image_confusion_weight": fit.confusion_weight,
+        "learned_transitions_weight": fit.learned_weight,
         "predicted_accuracy": fit.accuracy,
     }
     for round_number in range(2, rounds + 1):
@@ -156,7 +166,17 @@ def _latent(
         with cpu_threads(1):
             fit = with_new_predictions(fit, (prob_NC + FLOOR).log(), given_N)
     score_N = torch.sigmoid(-fit.log_odds_N.double())
-    return Judged(prob_NC, fit.posterior_NC, score_N, 1.0, fit.rate, fit.confused, fit.accuracy)
+    return Judged(
+        prob_NC=prob_NC,
+        posterior_NC=fit.posterior_NC,
+        label_score_N=score_N,
+        trust_N=1.0,
+        rate=fit.rate,
+        confused=fit.confused,
+        accuracy=fit.accuracy,
+        between=fit.between,
+        rates=fit.rates,
+    )
 
 
 def _choose_l2(

@@ -16,14 +16,20 @@ The given label y of an image of class t is wrong in one of three ways:
 with h = q^κ, normalised: κ = 1 if images look to people as they do to the predictions, κ = 2 if
 people consider fewer classes. So a label on which a weak prediction merely disagrees is explained
 by q, and a label that confident predictions contradict by noise. The five numbers a, b, e, d, c
-maximise the likelihood of the given labels; no rate per class or per pair of classes is fitted,
-since that explained mistakes of the prediction as wrong labels. The posterior over t gives
-everything else.
+maximise the likelihood of the given labels. The posterior over t gives everything else.
 
 Random swaps and class confusion must explain the labels better than no noise does (by log N, the
-price of two numbers). Image confusion and weak features look alike, so three models are fitted,
-without it, with κ = 1 and with κ = 2, and averaged by their likelihoods. The models are only
-roughly right: for this average, the likelihood counts as if there were at most `EVIDENCE` images.
+price of two numbers). Image confusion and weak features look alike, so models without it, with
+κ = 1 and with κ = 2 are fitted.
+
+Classes may differ in how their labels become wrong. A fourth model without image confusion learns
+the transitions T(y | t) from the images, with those of e and d as prior. The likelihood of a label
+counts only what the other labels teach. Mistakes of the predictions look like such transitions, but
+sit on ambiguous images. So the first model gets the likelihood of transitions that are learned for
+ambiguous images only, if that is higher: there, the predictions are wrong and not the labels.
+
+The models are averaged by their likelihoods. They are only roughly right: for this average, the
+likelihood counts as if there were at most `EVIDENCE` images.
 
 With two classes, random swaps and flat predictions have the same likelihood, so the temperature
 comes from the distribution of the predictions instead (`two_class_temperature`).
@@ -36,43 +42,48 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from statistics import NormalDist
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from pseudoloss.methods.latent_noise import (
+    RANGE_A,
+    Likelihoods,
+    Noise,
+    better_than_chance,
+    class_confusion,
+    estimate_rates,
+    joint,
+    learn_from_others,
+    learned_transitions,
+    likelihoods,
+    plateau,
+    tempered,
+    transitions,
+    two_class_temperature,
+    with_floors,
+)
 
 EVIDENCE = 1000  # images that the choice between the models may count
 FIT_IMAGES = 5000  # a and b are fitted to a random sample of at most so many images
-STEPS = 40  # of EM
-SHARPNESS = 2  # K is the confusion of the predictions to this power
 CONFUSIONS = (1.0, 2.0)  # κ of the models with image confusion
-FLOORS = (0.02, 0.01)  # of e and d, for ranking
 NEGLIGIBLE = 1e-3  # a smaller weight of a model is 0
-MAX_CLASSES = 0.45  # largest rate of class confusion
-MAX_CONFUSION = 0.95  # largest probability that one image is confused
-MIN_ACCURACY = 0.6  # expected, of predictions that can have a plateau
-MIN_CLASS = 0.05  # share of the images that must be predicted as each of two classes
-RANGE_A = (math.log(0.05), math.log(3.0))
+RELEVANT = 0.05  # weight from which a model counts for the range of the rate
+LEARNING = 12  # rounds in which transitions are learned
 RANGE_B = (-1.5, 1.0)
 PRIOR_B = 0.002  # weight of b², per image
 CHUNK = 2**22  # values of an N×C array that are computed at once
+NO_NOISE = Noise(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Noise:
-    """How labels become wrong: the five fitted numbers, and κ."""
+class Swaps:
+    """How the classes of a model are swapped, whatever the image looks like."""
 
-    a: float  # log of the temperature
-    b: float  # how it depends on the entropy
-    random: float = 0.0  # e
-    classes: float = 0.0  # d
-    images: float = 0.0  # c
-    sharpness: float = 1.0  # κ
-    log_likelihood: float = -math.inf  # mean per image
-
-
-NO_NOISE = Noise(0.0, 0.0)
+    T_CC: Tensor  # T(y | t), the probability that an image of class t is labelled y
+    floored_CC: Tensor  # the same for sorting: every label can be wrong
 
 
 @dataclass(frozen=True)
@@ -82,11 +93,13 @@ class LatentFit:
     posterior_NC: Tensor  # P(true class | image, given label), float32
     log_odds_N: Tensor  # that the label is wrong; for sorting, also where fitted rates are 0
     rate: float  # expected share of wrong labels
+    rates: tuple[float, float]  # the lowest and the highest of the models that count
     confused: float  # part of it that is confusion of single images
+    between: float  # part of it that is confusion of classes, in proportion to e and d
     accuracy: float  # expected accuracy of the predictions, with respect to the true classes
     models: tuple[Noise, ...]  # the first is without image confusion
     weights: tuple[float, ...]  # of the models; they sum to 1
-    confusions: tuple[Tensor, ...]  # K of the models (C,C)
+    swaps: tuple[Swaps, ...]  # of the models
 
     @property
     def noise(self) -> Noise:
@@ -96,7 +109,13 @@ class LatentFit:
     @property
     def confusion_weight(self) -> float:
         """The weight of the models with image confusion."""
-        return sum(self.weights[1:])
+        pairs = zip(self.models, self.weights, strict=True)
+        return sum(weight for noise, weight in pairs if noise.images > 0)
+
+    @property
+    def learned_weight(self) -> float:
+        """The weight of the model with learned transitions."""
+        return sum(self.weights[1 + len(CONFUSIONS) :])
 
 
 def fit_latent_labels(log_prob_NC: Tensor, given_N: Tensor, seed: int = 1) -> LatentFit:
@@ -124,47 +143,58 @@ def fit_latent_labels(log_prob_NC: Tensor, given_N: Tensor, seed: int = 1) -> La
         _search(partial(_with_confusion, sample, sharpness), start=plain)
         for sharpness in CONFUSIONS
     ]
-    weights = _weights([noise.log_likelihood for noise in (plain, *confusing)], len(given_N))
+    found = [noise.log_likelihood for noise in (plain, *confusing)]
+    counted = max(2, min(len(given_N), EVIDENCE))
+    # The better the predictions, the more likely people see what they see (κ = 1).
+    alike = min(max(sample.accuracy(plain), 0.5), 0.99)
+    prices = [0.0, *(0.5 * math.log(counted) - math.log(p) for p in (alike, 1 - alike))]
     if plain.random > 0 or plain.classes > 0:
         plain = _with_rates(labels, plain)
-    return _judge(labels, [plain, *(_with_rates(labels, noise) for noise in confusing)], weights)
+    models = [plain, *(_with_rates(labels, noise) for noise in confusing)]
+    swaps = [labels.swaps(noise) for noise in models]
+    if plain.random > 0 or plain.classes > 0:
+        learn = partial(_learn, labels, sample, plain, swaps[0].T_CC, moves=shift == 0)
+        found[0] = max(found[0], learn(ambiguous=True)[0].log_likelihood)
+        learned, T_CC = learn(ambiguous=False)
+        found.append(learned.log_likelihood)
+        prices.append(math.log(counted))
+        models.append(learned)
+        swaps.append(Swaps(T_CC, with_floors(T_CC, labels.confusion(plain))))
+    return _judge(labels, models, _weights(found, prices, len(given_N)), swaps)
 
 
 def with_new_predictions(
     fit: LatentFit, log_prob_NC: Tensor, given_N: Tensor, seed: int = 1
 ) -> LatentFit:
     """Judge the same labels by better predictions. The labels are as noisy as before, in the same
-    way, so rates and K stay, and only the temperature is fitted again."""
+    way, so rates and transitions stay, and only the temperature is fitted again."""
     labels, sample = _Labels(log_prob_NC, given_N), _sample(log_prob_NC, given_N, seed)
     if log_prob_NC.shape[1] == 2:
         a = math.log(two_class_temperature(log_prob_NC, given_N))
-        return _judge(labels, [replace(fit.models[0], a=a)], [1.0], fit.confusions)
+        return _judge(labels, [replace(fit.models[0], a=a)], [1.0], fit.swaps)
     models: list[Noise] = []
-    for noise, K_CC in zip(fit.models, fit.confusions, strict=True):
+    for noise, swaps in zip(fit.models, fit.swaps, strict=True):
         start = models[0] if models else None
-        models.append(_search(partial(_with_likelihood, sample, K_CC=K_CC), noise, start))
-    return _judge(labels, models, fit.weights, fit.confusions)
+        models.append(_search(partial(_with_likelihood, sample, T_CC=swaps.T_CC), noise, start))
+    return _judge(labels, models, fit.weights, fit.swaps)
 
 
 def pseudo_labels(fit: LatentFit, log_prob_NC: Tensor, given_N: Tensor) -> Tensor:
     """What heads are trained on in the next round: the posterior, but a label that only image
     confusion contradicts stays (N,C)."""
     labels, pseudo_NC = _Labels(log_prob_NC, given_N), torch.zeros_like(fit.posterior_NC)
-    for noise, weight, K_CC in zip(fit.models, fit.weights, fit.confusions, strict=True):
+    for noise, weight, swaps in zip(fit.models, fit.weights, fit.swaps, strict=True):
         if weight > 0:
-            _add_posterior(labels, noise, K_CC, weight, pseudo_NC, keep_confused=True)
+            _add_posterior(labels, noise, swaps, weight, pseudo_NC, keep_confused=True)
     return pseudo_NC / pseudo_NC.sum(1, keepdim=True)
 
 
-def _weights(log_likelihoods: Sequence[float], images: int) -> list[float]:
-    """Weights of the models, of which the first is without image confusion. Each of the others
-    costs half the logarithm of the counted images; before, they are together as likely as it."""
+def _weights(log_likelihoods: Sequence[float], prices: Sequence[float], images: int) -> list[float]:
+    """Weights of the models, from the mean log-likelihood of an image and the price of each model,
+    in nats."""
     counted = min(images, EVIDENCE)
-    price = 0.5 * math.log(max(counted, 2)) + math.log(max(len(log_likelihoods) - 1, 1))
-    evidence = [
-        (found - log_likelihoods[0]) * counted - (price if k else 0.0)
-        for k, found in enumerate(log_likelihoods)
-    ]
+    pairs = zip(log_likelihoods, prices, strict=True)
+    evidence = [(found - log_likelihoods[0]) * counted - price for found, price in pairs]
     return torch.tensor(evidence, dtype=torch.float64).softmax(0).tolist()
 
 
@@ -172,167 +202,38 @@ def _judge(
     labels: "_Labels",
     models: Sequence[Noise],
     weights: Sequence[float],
-    confusions: Sequence[Tensor] | None = None,
+    swaps: Sequence[Swaps] | None = None,
 ) -> LatentFit:
-    confusions = confusions or [labels.confusion(noise) for noise in models]
+    swaps = swaps or [labels.swaps(noise) for noise in models]
     log_prob_NC, given_N = labels.log_prob_NC, labels.given_N
     posterior_NC = torch.zeros_like(log_prob_NC, dtype=torch.float32)
     odds_2N = torch.zeros(2, len(given_N), dtype=torch.float64, device=given_N.device)
-    parts = torch.zeros(3, dtype=torch.float64)
+    parts, rates, between = torch.zeros(3, dtype=torch.float64), [], 0.0
     weights = [weight if weight > NEGLIGIBLE else 0.0 for weight in weights]
     weights = [weight / sum(weights) for weight in weights]
-    for noise, weight, K_CC in zip(models, weights, confusions, strict=True):
+    for noise, weight, swapped in zip(models, weights, swaps, strict=True):
         if weight > 0:
-            parts += weight * _add_posterior(labels, noise, K_CC, weight, posterior_NC)
-            _add_doubt(labels, noise, K_CC, weight, odds_2N)
+            found = _add_posterior(labels, noise, swapped, weight, posterior_NC)
+            parts += weight * found
+            rates += [float(found[0])] if weight >= RELEVANT else []
+            classes = noise.classes / max(noise.random + noise.classes, 1e-12)
+            between += weight * classes * float(found[0] - found[1])
+            _add_doubt(labels, noise, swapped, weight, odds_2N)
     posterior_NC /= posterior_NC.sum(1, keepdim=True)
     rate, confused, accuracy = parts.tolist()
     wrong_N, right_N = odds_2N.clamp(min=1e-30).log()
-    fitted = tuple(models), tuple(weights), tuple(confusions)
-    return LatentFit(posterior_NC, wrong_N - right_N, rate, confused, accuracy, *fitted)
-
-
-# ----------------------------------------------------------------------------- the mathematics
-
-
-def tempered(log_prob_NC: Tensor, a: float, b: float) -> Tensor:
-    """q(t | x): predictions at a temperature that depends on their entropy."""
-    C = log_prob_NC.shape[1]
-    entropy_N1 = -(log_prob_NC.exp() * log_prob_NC).sum(1, keepdim=True) / math.log(max(C, 2))
-    return torch.softmax(log_prob_NC / torch.exp(a + b * (entropy_N1 - 0.5)), 1)
-
-
-def two_class_temperature(log_prob_N2: Tensor, given_N: Tensor) -> float:
-    """The temperature of two classes, from the distribution of the log odds L of the predictions.
-
-    If the classes are Gaussians with the same covariance, calibrated log odds are N(m, 2m) in one
-    class and N(-m, 2m) in the other. Second moment and kurtosis of all L give m and the variance v,
-    and v / 2m is the temperature. Noisy labels shrink L, and v with its square, so the temperature
-    falls. Classes count equally. Predictions that agree with the labels no better than chance, or
-    name one class only, get the highest temperature: they say nothing.
-    """
-    odds_N = (log_prob_N2[:, 0] - log_prob_N2[:, 1]).double()
-    first_N = odds_N > 0
-    share, highest = float(first_N.double().mean()), math.exp(RANGE_A[1])
-    agrees_N = (first_N == (given_N == 0)).double()
-    right = [float(agrees_N[given_N == label].mean()) for label in (0, 1)]
-    if not MIN_CLASS < share < 1 - MIN_CLASS:
-        return highest
-    if not sum(right) / 2 > 0.5 + 1.5 / math.sqrt(len(given_N)):
-        return highest
-    weight_N = torch.where(first_N, 0.5 / share, 0.5 / (1 - share)) / len(odds_N)
-    centre = [float(odds_N[one_N].median()) for one_N in (first_N, ~first_N)]
-    odds_N = odds_N - sum(centre) / 2
-    second = float((weight_N * odds_N**2).sum())
-    kurtosis = float((weight_N * odds_N**4).sum()) / max(second**2, 1e-30) - 3
-    kurtosis += math.sqrt(24 / len(odds_N))  # its standard error: rather one mode than two
-    between = math.sqrt(min(max(-kurtosis / 2, 1e-6), 0.999))  # m² as a share of the moment
-    m, v = math.sqrt(between * second), (1 - between) * second
-    return min(max(v / (2 * m), math.exp(RANGE_A[0])), highest)
-
-
-def better_than_chance(log_prob_NC: Tensor, given_N: Tensor) -> bool:
-    """Whether predictions agree with the labels more often than by chance (three standard errors).
-    If not, the features say nothing, and neither can the model."""
-    N, C = log_prob_NC.shape
-    predicted_N = log_prob_NC.argmax(1)
-    shares = [torch.bincount(v, minlength=C).double() / N for v in (predicted_N, given_N)]
-    chance = float((shares[0] * shares[1]).sum())
-    agreement = float((predicted_N == given_N).double().mean())
-    return agreement > chance + 3 * math.sqrt(chance * (1 - chance) / N)
-
-
-def plateau(q_NC: Tensor) -> float:
-    """How much the log temperature must fall because whole classes are mixed; 0 as a rule.
-
-    If a tenth of the labels of class A say B, the heads learn 9 to 1 for every image of A: labels
-    that look ambiguous, and none of them certain. For two Gaussian classes with an accuracy of
-    Φ(δ/2), the most confident tenth has log odds of at least δ²/2 + 1.28 δ. Predictions that are
-    accurate and yet only half as confident have been flattened by such labels.
-    """
-    confidence_N = q_NC.max(1).values.double()
-    accuracy = float(confidence_N.mean())
-    if accuracy < MIN_ACCURACY:
-        return 0.0
-    delta = 2 * NormalDist().inv_cdf(min(accuracy, 0.999))
-    expected = delta**2 / 2 + 1.28 * delta
-    found = float(confidence_N.quantile(0.9).clamp(max=1 - 1e-9).logit())
-    return math.log(expected / found) if 0 < found < expected / 2 else 0.0
-
-
-def class_confusion(together_CC: Tensor, sharpness: float = SHARPNESS) -> Tensor:
-    """K(y | t), which classes are mistaken for t, from the sums of q(t | x) q(y | x)."""
-    shares_CC = together_CC / together_CC.sum(1, keepdim=True).clamp(min=1e-30)
-    sharp_CC = shares_CC.fill_diagonal_(0.0) ** sharpness
-    return sharp_CC / sharp_CC.sum(1, keepdim=True).clamp(min=1e-30)
-
-
-@dataclass(frozen=True)
-class Likelihoods:
-    """Σ_t q(t | x) P(y | t, x) of the given label y, by what happened to it."""
-
-    right_N: Tensor  # nothing: q(y | x)
-    random_N: Tensor
-    classes_N: Tensor
-    images_N: Tensor
-    ambiguity_N: Tensor  # √(1 - max q)
-    most_random: float  # largest rate of random swaps
-
-    def mixed(self, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """With the rates of `noise`, in the order of the fields."""
-        c_N = (noise.images * self.ambiguity_N).clamp(max=MAX_CONFUSION)
-        return (
-            (1 - c_N) * (1 - noise.random - noise.classes) * self.right_N,
-            (1 - c_N) * noise.random * self.random_N,
-            (1 - c_N) * noise.classes * self.classes_N,
-            c_N * self.images_N,
-        )
-
-
-def look(q_NC: Tensor, sharpness: float) -> Tensor:
-    """h(y | x): which classes an image looks like to the people who labelled it."""
-    if sharpness == 1:
-        return q_NC
-    h_NC = q_NC**sharpness
-    return h_NC / h_NC.sum(1, keepdim=True)
-
-
-def likelihoods(q_NC: Tensor, given_N: Tensor, K_CC: Tensor, sharpness: float = 1.0) -> Likelihoods:
-    C = q_NC.shape[1]
-    right_N = q_NC.gather(1, given_N[:, None])[:, 0]
-    h_NC = look(q_NC, sharpness)
-    odds_NC = q_NC / (1 - h_NC).clamp(min=1e-6)
-    others_N = odds_NC.sum(1) - odds_NC.gather(1, given_N[:, None])[:, 0]
-    chosen_N = h_NC.gather(1, given_N[:, None])[:, 0]
-    return Likelihoods(
-        right_N=right_N.double(),
-        random_N=((1 - right_N).clamp(min=0) / max(C - 1, 1)).double(),
-        classes_N=(q_NC * K_CC.T[given_N]).sum(1).double(),
-        images_N=(chosen_N * others_N).clamp(max=1.0).double(),
-        ambiguity_N=(1 - q_NC.max(1).values).clamp(min=0).sqrt().double(),
-        most_random=0.9 * (C - 1) / C,
+    return LatentFit(
+        posterior_NC=posterior_NC,
+        log_odds_N=wrong_N - right_N,
+        rate=rate,
+        rates=(min(rate, *rates), max(rate, *rates)),
+        confused=confused,
+        between=between,
+        accuracy=accuracy,
+        models=tuple(models),
+        weights=tuple(weights),
+        swaps=tuple(swaps),
     )
-
-
-def estimate_rates(parts: Likelihoods, noise: Noise, steps: int = STEPS) -> Noise:
-    """EM for the rates e, d and c; a rate that starts at 0 stays there.
-
-    Most labels of a class must be right, or the classes could trade names.
-    """
-    exposed = max(float(parts.ambiguity_N.sum()), 1e-12)
-    for _ in range(steps):
-        right_N, random_N, classes_N, images_N = parts.mixed(noise)
-        total_N = (right_N + random_N + classes_N + images_N).clamp(min=1e-30)
-        kept = max(float(((right_N + random_N + classes_N) / total_N).sum()), 1e-12)
-        noise = replace(
-            noise,
-            random=min(float((random_N / total_N).sum()) / kept, parts.most_random),
-            classes=min(float((classes_N / total_N).sum()) / kept, MAX_CLASSES),
-            images=float((images_N / total_N).sum()) / exposed,
-        )
-    right_N, random_N, classes_N, images_N = parts.mixed(noise)
-    total_N = (right_N + random_N + classes_N + images_N).clamp(min=1e-30)
-    return replace(noise, log_likelihood=float(total_N.log().mean()))
 
 
 # ------------------------------------------------------------------------------------ all images
@@ -358,8 +259,31 @@ class _Labels:
             together_CC += q_NC.T @ q_NC
         return class_confusion(together_CC)
 
-    def likelihoods(self, noise: Noise, K_CC: Tensor | None = None) -> Likelihoods:
-        K_CC = self.confusion(noise) if K_CC is None else K_CC
+    def accuracy(self, noise: Noise) -> float:
+        """Expected accuracy of the predictions."""
+        parts = (tempered(self.log_prob_NC[rows], noise.a, noise.b) for rows in self.chunks())
+        return sum(float(q_NC.max(1).values.sum()) for q_NC in parts) / len(self.given_N)
+
+    def swaps(self, noise: Noise) -> Swaps:
+        K_CC = self.confusion(noise)
+        T_CC = transitions(noise, K_CC)
+        return Swaps(T_CC, with_floors(T_CC, K_CC))
+
+    def learn(
+        self, noise: Noise, counts_CC: Tensor, prior_CC: Tensor, ambiguous: bool
+    ) -> tuple[Tensor, float]:
+        """Expected number of labels y of images of class t, and the mean log-likelihood."""
+        new_CC, total = torch.zeros_like(counts_CC), 0.0
+        for rows in self.chunks():
+            q_NC, y_N = tempered(self.log_prob_NC[rows], noise.a, noise.b), self.given_N[rows]
+            all_NC, learned_NC = learn_from_others(q_NC, y_N, counts_CC, prior_CC, ambiguous)
+            sum_N1 = all_NC.sum(1, keepdim=True).clamp(min=1e-30)
+            new_CC += (learned_NC / sum_N1).T @ F.one_hot(y_N, len(prior_CC)).to(q_NC.dtype)
+            total += float(sum_N1.double().log().sum())
+        return new_CC, total / len(self.given_N)
+
+    def likelihoods(self, noise: Noise) -> Likelihoods:
+        K_CC = self.confusion(noise)
         found = [
             likelihoods(
                 tempered(self.log_prob_NC[rows], noise.a, noise.b),
@@ -395,8 +319,33 @@ def _with_confusion(labels: _Labels, sharpness: float, noise: Noise) -> Noise:
     return _with_rates(labels, replace(noise, images=0.2, sharpness=sharpness))
 
 
-def _with_likelihood(labels: _Labels, noise: Noise, K_CC: Tensor | None = None) -> Noise:
-    return estimate_rates(labels.likelihoods(noise, K_CC), noise, steps=0)
+def _with_likelihood(labels: _Labels, noise: Noise, T_CC: Tensor | None = None) -> Noise:
+    """With the log-likelihood of rates that stay; without transitions, there is no noise."""
+    total = 0.0
+    for rows in labels.chunks():
+        q_NC, y_N = tempered(labels.log_prob_NC[rows], noise.a, noise.b), labels.given_N[rows]
+        if T_CC is None:
+            sum_N = q_NC.gather(1, y_N[:, None])[:, 0]
+        else:
+            sum_N = torch.add(*joint(q_NC, y_N, T_CC, noise)).sum(1)
+        total += float(sum_N.double().clamp(min=1e-30).log().sum())
+    return replace(noise, log_likelihood=total / len(labels.given_N))
+
+
+def _learn(
+    labels: _Labels, sample: _Labels, noise: Noise, prior_CC: Tensor, ambiguous: bool, moves: bool
+) -> tuple[Noise, Tensor]:
+    """Learned transitions, with the temperature and likelihood of the sample. `moves`: the
+    temperature changes; the rates of the noise stay."""
+    steps, counts_CC = (-0.05, 0.0, 0.05) if moves else (0.0,), torch.zeros_like(prior_CC)
+    for _ in range(LEARNING):
+        counts_CC = labels.learn(noise, counts_CC, prior_CC, ambiguous)[0]
+        tried = [
+            replace(at, log_likelihood=sample.learn(at, counts_CC, prior_CC, ambiguous)[1])
+            for at in (replace(noise, a=noise.a + step) for step in steps)
+        ]
+        noise = max(tried, key=lambda at: at.log_likelihood)
+    return noise, learned_transitions(counts_CC, prior_CC)
 
 
 def _search(
@@ -436,24 +385,10 @@ def _search(
     return best
 
 
-def _posterior(q_NC: Tensor, given_N: Tensor, K_CC: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    """P(t, y | x) for all t, without and with the part that is image confusion (N,C)."""
-    C = q_NC.shape[1]
-    highest_N1 = q_NC.max(1, keepdim=True).values
-    c_N1 = (noise.images * (1 - highest_N1).clamp(min=0).sqrt()).clamp(max=MAX_CONFUSION)
-    swapped_NC = noise.random / max(C - 1, 1) + noise.classes * K_CC.T[given_N]
-    swapped_NC.scatter_(1, given_N[:, None], 1 - noise.random - noise.classes)
-    h_NC = look(q_NC, noise.sharpness)
-    chosen_N1 = h_NC.gather(1, given_N[:, None])
-    confused_NC = (chosen_N1 / (1 - h_NC).clamp(min=1e-6)).clamp_(max=1.0)
-    confused_NC.scatter_(1, given_N[:, None], 0.0)
-    return q_NC * (1 - c_N1) * swapped_NC, q_NC * c_N1 * confused_NC
-
-
 def _add_posterior(
     labels: _Labels,
     noise: Noise,
-    K_CC: Tensor,
+    swaps: Swaps,
     share: float,
     posterior_NC: Tensor,
     keep_confused: bool = False,
@@ -464,7 +399,7 @@ def _add_posterior(
     for rows in labels.chunks():
         y_N = labels.given_N[rows]
         q_NC = tempered(labels.log_prob_NC[rows], noise.a, noise.b)
-        plain_NC, confused_NC = _posterior(q_NC, y_N, K_CC, noise)
+        plain_NC, confused_NC = joint(q_NC, y_N, swaps.T_CC, noise)
         if keep_confused:
             own_N1 = confused_NC.sum(1, keepdim=True)
             confused_NC = torch.zeros_like(confused_NC).scatter_(1, y_N[:, None], own_N1)
@@ -477,18 +412,13 @@ def _add_posterior(
     return sums / len(labels.given_N)
 
 
-def _add_doubt(labels: _Labels, noise: Noise, K_CC: Tensor, share: float, doubt_2N: Tensor) -> None:
+def _add_doubt(labels: _Labels, noise: Noise, swaps: Swaps, share: float, doubt_2N: Tensor) -> None:
     """Add a share of the probabilities that a label is wrong and right, with rates that are never
     0, so that labels can be sorted even where the fitted rates are 0."""
-    random, classes = (
-        max(rate, floor) for rate, floor in zip((noise.random, noise.classes), FLOORS, strict=True)
-    )
-    noise = replace(noise, random=random, classes=classes)
     for rows in labels.chunks():
         y_N = labels.given_N[rows]
         q_NC = tempered(labels.log_prob_NC[rows], noise.a, noise.b)
-        plain_NC, confused_NC = _posterior(q_NC, y_N, K_CC, noise)
-        joint_NC = plain_NC + confused_NC
+        joint_NC = torch.add(*joint(q_NC, y_N, swaps.floored_CC, noise))
         right_N = joint_NC.gather(1, y_N[:, None])[:, 0]
         wrong_N = joint_NC.scatter(1, y_N[:, None], 0.0).sum(1)
         total_N = (right_N + wrong_N).clamp(min=1e-30)
