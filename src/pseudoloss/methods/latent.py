@@ -20,7 +20,7 @@ maximise the likelihood of the given labels. The posterior over t gives everythi
 
 Random swaps and class confusion must explain the labels better than no noise does (by log N, the
 price of two numbers). Image confusion and weak features look alike, so models without it, with
-κ = 1 and with κ = 2 are fitted.
+κ = 1 and with κ = 2 are fitted. Beforehand, κ = 1 is as likely as a prediction is right.
 
 Classes may differ in how their labels become wrong. A fourth model without image confusion learns
 the transitions T(y | t) from the images, with those of e and d as prior. The likelihood of a label
