@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pseudoloss.auditing.estimate import estimate_noise
@@ -19,6 +19,7 @@ def test_the_interval_contains_the_rate_of_calibrated_probabilities():
 
 
 @settings(max_examples=60, deadline=None)
+@example([(0.0, 0), (1.0, 0), (1.0, 0)], 0.0, 0.0, 0.0)
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3)), min_size=2, max_size=60),
     st.floats(0, 1),

@@ -514,8 +514,8 @@ def test_a_signal_during_an_import_is_raised_after_it(tmp_path, then):
     )
     program = (
         "import time\nfrom pseudoloss.interrupts import Interrupted, raised\n"
-        "try:\n    with raised():\n        import slow\n        print('imported')\n"
-        f"        {then}\nexcept Interrupted as error:\n    print(error.number == 15)\n"
+        "try:\n    with raised():\n        import slow\n        done = 'imported'\n"
+        f"        {then}\nexcept Interrupted as error:\n    print(done, error.number == 15)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -56,10 +56,12 @@ def estimate_noise(
         rates: the lowest and the highest rate of the models; None: all have the same.
     """
     N, images_C = len(given_N), np.bincount(given_N, minlength=classes)
-    ambiguous = confused / max(rate, 1e-12)  # share of the wrong labels
     total_C = np.bincount(given_N, weights=p_noisy_N, minlength=classes)
-    least, most = (value / max(rate, 1e-12) for value in rates or (rate, rate))
-    most += between / max(rate, 1e-12)
+    ambiguous, least, most = 0.0, 1.0, 1.0
+    if rate > 1e-12:
+        ambiguous = confused / rate  # share of the wrong labels
+        least, most = (value / rate for value in rates or (rate, rate))
+        most += between / rate
     by_class_C = _interval(total_C / np.maximum(images_C, 1), images_C, ambiguous, least, most)
     by_class_C[images_C < SMALL_CLASS, 1:] = (0, 1)
     reasons = []
