@@ -33,7 +33,7 @@ def test_embeddings_of_anything(embeddings, tmp_path, capsys):
     options = ["--features", features, "--path-column", "text", "--device", "cpu"]
     code, out, err = call("audit", table, "--out", tmp_path / "a", *options, capsys=capsys)
     assert (code, err) == (0, "")
-    assert "160 images, 4 classes" in out
+    assert "160 rows, 4 classes" in out
     assert "of the labels" in out
     assert f"pseudoloss review {tmp_path / 'a'}" in out
     rows = pd.read_csv(tmp_path / "a" / "labels.csv")
@@ -112,6 +112,13 @@ def test_names_with_spaces_are_quoted(tmp_path):
     text = next_steps(tmp_path / "my audit", "photos")
     assert f"pseudoloss review '{tmp_path / 'my audit'}'" in text
     assert text.endswith("--out fixed.csv")
+
+
+def test_the_name_that_is_suggested_is_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, following in (("fixed.csv", "fixed-2.csv"), ("fixed-2.csv", "fixed-3.csv")):
+        (tmp_path / name).touch()
+        assert next_steps(tmp_path, "photos").endswith(f"--out {following}")
 
 
 @pytest.mark.parametrize("source", ["hf:name", "wds:shards"])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pseudoloss.cli.labels import add_thresholds
 from pseudoloss.cli.parser import Parser, path
 from pseudoloss.errors import InputError
+from pseudoloss.files import free_name
 from pseudoloss.terminal import one_line, show
 
 if TYPE_CHECKING:
@@ -91,5 +92,6 @@ def report(found: "Applied") -> str:
         lines.append(f"left out: {listed}; listed in {found.left_out_file}")
     lines += [f"notice: {notice}" for notice in found.notices]
     follow = " --follow-links" if found.links else ""
-    lines.append(f"Next: pseudoloss train {shlex.quote(str(found.out))}{follow} --out NEW-RUN")
+    out = f"--out {free_name('run')}"
+    lines.append(f"Next: pseudoloss train {shlex.quote(str(found.out))}{follow} {out}")
     return "\n".join(map(one_line, lines))

@@ -35,6 +35,7 @@ from pseudoloss.engine.choices import choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.engine.timing import training_seconds
 from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.files import free_name
 from pseudoloss.nn.devices import choose_device, device_name
 from pseudoloss.presets import request
 
@@ -450,4 +451,6 @@ def _command(source: Source, options: ReadOptions) -> str:
         as_flag(name, shlex.quote(str(value)) if value is not True else True)
         for name, value in given.items()
     ]
-    return " ".join(["pseudoloss train", shlex.quote(str(source)), "--out run", *flags])
+    return " ".join(
+        ["pseudoloss train", shlex.quote(str(source)), "--out", free_name("run"), *flags]
+    )

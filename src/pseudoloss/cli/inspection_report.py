@@ -1,6 +1,7 @@
 """The text of `pseudoloss inspect`."""
 
 from pseudoloss.cli.inspection import Duplicates, Inspection, Range, Timing
+from pseudoloss.files import free_name
 from pseudoloss.terminal import visible
 
 SHOWN_CLASSES = 12  # with more classes, their counts are not listed
@@ -26,9 +27,10 @@ def report(found: Inspection) -> str:
     lines += [f"Training would refuse this: {_one_line(problem)}" for problem in found.problems]
     if not found.problems:
         command = found.plan.command
-        plain = command.removeprefix("pseudoloss train ").removesuffix(" --out run")
-        if command == f"pseudoloss train {plain} --out run":  # no option that audits lack
-            lines.append(f"Next: pseudoloss audit {plain} --out audit")
+        out = f" --out {free_name('run')}"
+        plain = command.removeprefix("pseudoloss train ").removesuffix(out)
+        if command == f"pseudoloss train {plain}{out}":  # no option that audits lack
+            lines.append(f"Next: pseudoloss audit {plain} --out {free_name('audit')}")
             lines.append(f"  or: {command}")
         else:
             lines.append(f"Next: {command}")

@@ -19,6 +19,7 @@ from pseudoloss.config import (
     setting_types,
 )
 from pseudoloss.errors import InputError
+from pseudoloss.files import free_name
 from pseudoloss.interrupts import renamed
 from pseudoloss.presets import PRESETS, request
 from pseudoloss.reading import READ_OPTIONS
@@ -99,7 +100,7 @@ def next_steps(folder: Path, learned_nothing: bool) -> str:
     if learned_nothing:
         return (
             "Next: train with other settings (see the notice above), or find wrong labels without\n"
-            "  training: pseudoloss audit SOURCE --out audit"
+            f"  training: pseudoloss audit SOURCE --out {free_name('audit')}"
         )
     call = f"pl.load({str(folder)!r}).model.predict(images)"
     return (

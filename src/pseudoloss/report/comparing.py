@@ -225,6 +225,8 @@ def _column(record: Record) -> dict[str, str | None]:
         "images": f"{len(record.table):,}",
         "estimated wrong labels": percent(noise.rate)
         if noise.known
+        else "not known"
+        if noise.wide
         else f"about {percent(noise.rate, 0)}",
         "… likely": interval if noise.known else None,
         "labels to replace": f"{int(actions.get('relabel', 0)):,}",

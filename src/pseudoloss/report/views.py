@@ -106,6 +106,8 @@ def _noise_tile(noise: Noise) -> dict[str, str]:
     label = "Wrong labels (estimate)"
     if not noise.known:
         reason = f": {noise.reasons[0]}" if noise.reasons else ""
+        if noise.wide:
+            return tile(label, "not known", reason.removeprefix(": "))
         return tile(label, f"about {percent(noise.rate, 0)}", f"uncertain{reason}")
     interval = between(noise.low, noise.high)
     return tile(
@@ -225,7 +227,7 @@ def _noise(record: Record) -> dict[str, Any]:
     return {
         "text": _noise_text(record),
         "reasons": noise.reasons,
-        "reasons_title": "Why it is uncertain:" if not noise.known else "Please note:",
+        "reasons_title": "Why:" if not noise.known else "Please note:",
         "intervals": any(one.low is not None for one in noise.by_class),
         "hint": "The highest share first. The dashed line is the share of all labels.",
         "rows": rows[:CLASSES] if many else rows,
@@ -242,12 +244,13 @@ def _noise_text(record: Record) -> str:
     if noise.rate is None:
         return "There is no estimate."
     interval = between(noise.low, noise.high)
+    if noise.wide:
+        return "How many labels are wrong is not known."
     if not noise.known:
-        wide = noise.low is not None and noise.high is not None and noise.high - noise.low > 0.9
         text = (
             f"About {percent(noise.rate, 0)} of the labels seem to be wrong, but this is uncertain"
         )
-        return f"{text}; it can be from {interval}." if interval and not wide else f"{text}."
+        return f"{text}; it can be from {interval}." if interval else f"{text}."
     text = f"An estimated {percent(noise.rate)} of the labels are wrong"
     if interval:
         return f"{text}; the true share is likely from {interval}."
