@@ -70,7 +70,10 @@ def test_quiet(embeddings, tmp_path, capsys):
     [
         ([], "SOURCE is missing"),
         (["digits"], "--out is missing"),
-        (["digits", "--out", "{}", "--method", "pls"], "--method: invalid choice"),
+        (
+            ["digits", "--out", "{}", "--method", "pls"],
+            "--method pls: no such choice; known: latent, two-mixtures",
+        ),
         (["digits", "--out", "{}", "--threshold", "2"], "--threshold must be from 0 to 1"),
         (["nothing/", "--out", "{}"], "source nothing/: no such file or folder"),
         (["digits", "--out", "{}", "--features", "x.npy"], "x.npy: no such file"),
@@ -85,6 +88,21 @@ def test_wrong_input(arguments, message, tmp_path, capsys):
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("photo", "source photo: no such file, folder or dataset; did you mean photos?"),
+        ("./fotos/", "source ./fotos/: no such file or folder; did you mean ./photos?"),
+        ("digit", "source digit: no such file, folder or dataset; did you mean digits?"),
+    ],
+)
+def test_a_misspelt_source_gets_a_suggestion(source, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "audit"):
+        (tmp_path / name).mkdir()
+    assert message in call("audit", source, "--out", "out", capsys=capsys)[2]
 
 
 def test_a_training_run_does_not_start_in_the_folder_of_an_audit(tmp_path, capsys):

@@ -122,7 +122,7 @@ def test_an_unfinished_run_says_its_epoch(finished, capsys):
     ("arguments", "message"),
     [
         (["--class", "be"], "--class be: no such class; did you mean bee?"),
-        (["--action", "look"], "--action: invalid choice: 'look'"),
+        (["--action", "look"], "--action look: no such choice; known: keep, relabel, review"),
         (["--top", "0"], "--top must be 1 or more, not 0"),
         (["--threshold", "7"], "--threshold must be from 0 to 1, not 7"),
         (["--format", "hf"], "--format hf: needs --out, the folder to write"),

@@ -337,7 +337,7 @@ def test_a_finished_run_is_loaded_without_its_data(tmp_path, npz, capsys):
     assert capsys.readouterr().out == f"{out} is already finished.\n"
     pl.train("other.npz", out=out, resume=True)
     text = capsys.readouterr().out
-    assert f"notice: it was trained on {source}, not on other.npz" in " ".join(text.split())
+    assert f"notice: the run is of {source}, not of other.npz" in " ".join(text.split())
     with pytest.raises(InputError, match="--strict is not what the run began with"):
         pl.train(out=out, resume=True, strict=True)
     assert again.labels.equals(pl.load(out).labels)

@@ -144,8 +144,14 @@ def audit_parser() -> Parser:
         help="relabel if the probability that the suggestion is right is at least X, else review "
         "(default: 0.5)",
     )
-    add("--folds", type=whole, default=5, metavar="N", help="of the cross-validation (default: 5)")
-    add("--seed", type=whole, default=1, metavar="N", help="of the folds (default: 1)")
+    add(
+        "--folds",
+        type=whole,
+        default=5,
+        metavar="N",
+        help="folds of the cross-validation (default: 5)",
+    )
+    add("--seed", type=whole, default=1, metavar="N", help="random seed of the folds (default: 1)")
     add_device(parser)
     add(
         "--corrupt",

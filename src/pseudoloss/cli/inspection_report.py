@@ -1,7 +1,6 @@
 """The text of `pseudoloss inspect`."""
 
 from pseudoloss.cli.inspection import Duplicates, Inspection, Range, Timing
-from pseudoloss.files import free_name
 from pseudoloss.terminal import visible
 
 SHOWN_CLASSES = 12  # with more classes, their counts are not listed
@@ -26,14 +25,9 @@ def report(found: Inspection) -> str:
     lines.append("")
     lines += [f"Training would refuse this: {_one_line(problem)}" for problem in found.problems]
     if not found.problems:
-        command = found.plan.command
-        out = f" --out {free_name('run')}"
-        plain = command.removeprefix("pseudoloss train ").removesuffix(out)
-        if command == f"pseudoloss train {plain}{out}":  # no option that audits lack
-            lines.append(f"Next: pseudoloss audit {plain} --out {free_name('audit')}")
-            lines.append(f"  or: {command}")
-        else:
-            lines.append(f"Next: {command}")
+        commands = [found.plan.audit_command, found.plan.command]
+        following = [command for command in commands if command is not None]
+        lines += [f"Next: {following[0]}", *(f"  or: {command}" for command in following[1:])]
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> None:
     )
     parser.usage = "pseudoloss review RUN [options]"
     add = parser.add_argument
-    add("run", metavar="RUN", help="path of the run folder")
+    add("run", metavar="RUN", help="path of the run folder or audit")
     add(
         "--port",
         type=whole,

@@ -206,7 +206,7 @@ def _train_in(
 def _already_finished(folder: RunFolder, reporter: Reporter, other: str = "") -> Run:
     reporter.say(f"{folder.path} is already finished.")
     if other:
-        reporter.notice(f"{other}, which is not read; for a new run choose another --out")
+        reporter.notice(f"{other}. For a new run, choose another --out")
     return load(folder.path)
 
 
@@ -217,7 +217,7 @@ def other_source(source: Source | None, recorded: Recorded) -> str:
         return ""
     if absolute(str(source)) == recorded.source:
         return ""
-    return f"it was trained on {recorded.source}, not on {source}"
+    return f"the run is of {recorded.source}, not of {source}"
 
 
 # ----------------------------------------------------------------------- what cannot be trained
