@@ -41,6 +41,7 @@ def report(record: Record, top: int) -> dict[str, Any]:
         "scores": score_views.scores(record),
         "training": score_views.training(record),
         "truth": truth and score_views.truth_section(truth, record),
+        "decide": _decide(record),
         "command": command(record),
         "command_note": _command_note(record),
         "facts": _facts(record),
@@ -165,7 +166,7 @@ def _relabels(record: Record, top: int) -> dict[str, Any]:
     cards, total = findings.relabels(record, top), int((record.table["action"] == "relabel").sum())
     return {
         "cards": cards,
-        "text": f"{_first(len(cards), total)}, the most trusted first: given label → suggested "
+        "text": f"{_first(len(cards), total, 'the most trusted first')}: given label → suggested "
         "label. “Wrong” is the probability that the given label is wrong, “trust” that the "
         "suggestion is right.",
     }
@@ -175,14 +176,24 @@ def _reviews(record: Record, top: int) -> dict[str, Any]:
     cards, total = findings.reviews(record, top), int((record.table["action"] == "review").sum())
     return {
         "cards": cards,
-        "text": f"{_first(len(cards), total)}, the most doubtful first. The given label is "
+        "text": f"{_first(len(cards), total, 'the most doubtful first')}. The given label is "
         "probably wrong, but no other class is trusted: often the image shows several classes, "
         "or none.",
     }
 
 
-def _first(shown: int, total: int) -> str:
-    return f"All {total:,}" if shown == total else f"The first {shown:,} of {total:,}"
+def _decide(record: Record) -> str:
+    """The command to decide on labels; empty if the images cannot be found again."""
+    if record.labels.source is None or not record.table["is_label_issue"].any():
+        return ""
+    return f"pseudoloss review {shlex.quote(record.name)}"
+
+
+def _first(shown: int, total: int, order: str = "") -> str:
+    if total == 1:
+        return "One image"
+    text = f"All {total:,}" if shown == total else f"The first {shown:,} of {total:,}"
+    return f"{text}, {order}" if order else text
 
 
 def _duplicates(record: Record, top: int) -> dict[str, Any] | None:
@@ -211,8 +222,10 @@ def _outliers(record: Record, top: int) -> dict[str, Any] | None:
     if not cards:
         return None
     total = len(findings.outlier_rows(record))
-    text = "with a doubtful label that are far from all classes, the most certain first."
-    return {"cards": cards, "text": f"{_first(len(cards), total)} images {text}"}
+    text = "with a doubtful label that is far from all classes."
+    if total > 1:
+        text = "images with a doubtful label that are far from all classes, the most certain first."
+    return {"cards": cards, "text": f"{_first(len(cards), total)} {text}"}
 
 
 # ------------------------------------------------------------------------------------------ noise
