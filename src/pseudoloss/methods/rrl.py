@@ -131,6 +131,7 @@ def used(state: RRLState) -> Tensor:
 
 
 class RRL(Method):
+    corrects = "RRL"
     decoder = True
 
     def __init__(
@@ -279,11 +280,6 @@ class RRL(Method):
         if epoch < self.warmup - 1:
             return known
         return known._replace(suggested_N=state.hard_N, trust_N=state.soft_NC.amax(1))
-
-    def notices_at_start(self) -> dict[str, str | None]:
-        only = "all epochs are warm-up, so RRL never corrects a label. Use more --epochs or a "
-        only += "shorter --warmup."
-        return {"warm-up only": only if self.warmup == self.epochs else None}
 
     def notices(
         self, state: RRLState, epoch: int, noisy: Sequence[float], classes: Sequence[str]
