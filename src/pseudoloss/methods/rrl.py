@@ -38,6 +38,10 @@ from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 FEW_USED = 0.02  # of all images: a notice says so
 PART = 2**14  # images at a time
+ALL_KEPT = (
+    "RRL keeps every given label, so nothing is corrected. If you know of wrong labels, try a "
+    "higher --keep-threshold."
+)
 
 # ----------------------------------------------------------------------------- contrastive losses
 
@@ -284,7 +288,12 @@ class RRL(Method):
     def notices(
         self, state: RRLState, epoch: int, noisy: Sequence[float], classes: Sequence[str]
     ) -> dict[str, str | None]:
-        return {"prototypes": stale_prototypes(state, classes), "used": few_used(state)}
+        kept = not self.in_warm_up(epoch) and noisy[-1] == 0
+        return {
+            "prototypes": stale_prototypes(state, classes),
+            "used": few_used(state),
+            "kept": ALL_KEPT if kept else None,
+        }
 
 
 def stale_prototypes(state: RRLState, classes: Sequence[str]) -> str | None:
