@@ -60,6 +60,17 @@ def test_presets_of_jo_src(pool, row):
     assert (own.ema_decay, own.consistency) == (0.99, 0.5)
 
 
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize("row", ["20-20", "40-20", "60-20", "40-40"])
+def test_elr_has_a_preset_for_each_row_with_out_of_distribution_noise(pool, row):
+    """Where the paper has its numbers. Only the noise is that of the row."""
+    found = request(f"cifar100-{pool}-{row}-elr", None, {}).settings("default")
+    usual = request("cifar100-id50-elr", None, {}).settings("default")
+    noise = request(f"cifar100-{pool}-{row}", None, {}).settings("default").corrupt
+    assert found == dataclasses.replace(usual, corrupt=noise)
+    assert NEEDS[f"cifar100-{pool}-{row}-elr"] == "--pool POOL"
+
+
 def test_presets_of_elr_and_co_teaching():
     elr = request("cifar100-id50-elr", None, {}).settings("default")
     assert (elr.lr, elr.schedule) == (0.02, "steps:80,120:0.01")

@@ -17,7 +17,7 @@ import torch
 import pseudoloss
 from pseudoloss.cli import diagnosis, main, self_check
 from pseudoloss.cli.diagnosis import anonymous, diagnose
-from pseudoloss.data.scanning import no_progress
+from pseudoloss.data.loops import no_progress
 
 
 def problems_of(section):

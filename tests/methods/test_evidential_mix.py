@@ -222,6 +222,15 @@ def test_three_groups_are_told_apart(as_released):
     torch.testing.assert_close(state.evidential_N, wanted)
 
 
+def test_probabilities_of_groups_are_at_most_one():
+    """However the sum over 20 components is rounded."""
+    random = torch.Generator().manual_seed(0)
+    low, middle, high = torch.rand(3, 3000, generator=random)
+    loss_N = torch.cat([0.2 * low, 0.4 + 0.3 * middle, 0.9 + 0.2 * high])
+    p_N3, _ = evidential_mix.probability_of_groups(loss_N, evidential_mix.RELEASED)
+    assert p_N3.max() == 1
+
+
 def test_groups_of_the_released_program():
     """Twenty components; means below 0.3 are clean, above 0.7 closed."""
     random = np.random.default_rng(0)

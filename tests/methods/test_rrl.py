@@ -178,7 +178,8 @@ def test_the_weight_of_the_prototypes():
     found = [rrl.ramp(epoch, 5, 40) for epoch in (0, 1, 10, 39, 40, 41, 199)]
     assert found == pytest.approx([0, 1.1, 2, 4.9, 5, 5, 5])
     assert [rrl.ramp(epoch, 5, 0) for epoch in (0, 1, 2)] == [0, 5, 5]
-    assert [rrl.ramp(epoch, 0.5, 40) for epoch in (0, 1, 2)] == [0, 0.5, 0.5]
+    assert [rrl.ramp(epoch, 0.5, 40) for epoch in (0, 1, 2, 199)] == [0, 0.5, 0.5, 0.5]
+    assert {rrl.ramp(epoch, 0, 40) for epoch in range(200)} == {0}  # off
     method = method_of()
     state = method.start(GIVEN, C)
     method.begin_epoch(state, 10)
@@ -449,6 +450,9 @@ def test_what_is_noticed():
     state.used_N[:] = False
     found = method.notices(state, W, [1.0], CLASSES)
     assert found["used"].startswith("only 0.0% of the images have a label that is confident enough")
+    for share, epoch, said in ((0.0, W, True), (0.0, W - 1, False), (0.01, W, False)):
+        found = method.notices(state, epoch, [0.3, share], CLASSES)["kept"]
+        assert (found is not None) == said
     assert method.notices_at_start() == {"warm-up only": None}
     only = method_of(warmup=EPOCHS).notices_at_start()["warm-up only"]
     assert only.startswith("all epochs are warm-up, so RRL never corrects a label")

@@ -36,7 +36,7 @@ from pseudoloss.data.decoding import (
     header,
     no_warnings,
 )
-from pseudoloss.data.scanning import Progress, no_progress
+from pseudoloss.data.loops import Progress, no_progress
 from pseudoloss.errors import InputError, reason
 from pseudoloss.files import at_home, cache_folder, open_npy, open_regular
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pseudoloss import distributed
-from pseudoloss.data.scanning import Progress, no_progress
+from pseudoloss.data.loops import Progress, no_progress
 from pseudoloss.errors import InputError
 from pseudoloss.nn.devices import cpu_threads
 

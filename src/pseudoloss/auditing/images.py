@@ -13,13 +13,8 @@ from pseudoloss.data import OUT, Data, ImageFiles, ImageSet, Reader, Skipped, ar
 from pseudoloss.data.corruption import parse_noise
 from pseudoloss.data.decoding import Entry
 from pseudoloss.data.images import in_order
-from pseudoloss.data.scanning import (
-    FileSource,
-    LabelledFiles,
-    Progress,
-    loose_files,
-    no_progress,
-)
+from pseudoloss.data.loops import Progress, no_progress
+from pseudoloss.data.scanning import FileSource, LabelledFiles, loose_files
 from pseudoloss.data.sources import Source, open_all
 from pseudoloss.errors import InputError
 from pseudoloss.reading import ReadOptions

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pseudoloss.data.scanning import Progress, no_progress
+from pseudoloss.data.loops import Progress, no_progress
 
 # Measured with the default features: on birds and on CIFAR-100 the pairs above 0.92 are copies,
 # crops or frames of a series; below 0.91 there are different photographs. Other features have

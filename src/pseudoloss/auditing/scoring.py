@@ -20,7 +20,7 @@ from torch import Tensor
 from pseudoloss.auditing.estimate import NoiseEstimate as NoiseEstimate
 from pseudoloss.auditing.estimate import estimate_noise
 from pseudoloss.auditing.heads import assign_folds, normalise, out_of_fold
-from pseudoloss.data.scanning import Progress, no_progress
+from pseudoloss.data.loops import Progress, no_progress
 from pseudoloss.errors import InputError
 from pseudoloss.methods.latent import fit_latent_labels, pseudo_labels, with_new_predictions
 from pseudoloss.methods.mixture import fit_two_modes

@@ -30,7 +30,8 @@ from pseudoloss.data.decoding import (
     header,
 )
 from pseudoloss.data.images import check_counts
-from pseudoloss.data.scanning import LabelledFiles, Progress, for_each, no_progress
+from pseudoloss.data.loops import Progress, for_each, no_progress
+from pseudoloss.data.scanning import LabelledFiles
 from pseudoloss.data.storage import choose_place
 from pseudoloss.engine.choices import choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings

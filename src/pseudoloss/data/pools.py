@@ -16,7 +16,7 @@ from torch import Tensor
 from pseudoloss.data.decoding import Entry, Item, Reader
 from pseudoloss.data.images import to_pixels
 from pseudoloss.data.items import as_content
-from pseudoloss.data.scanning import for_each, no_progress
+from pseudoloss.data.loops import for_each, no_progress
 from pseudoloss.data.sources.folder import images_below
 from pseudoloss.data.sources.imagenet32 import HOME, SIZE, batch_files, read_batch
 from pseudoloss.errors import InputError, reason

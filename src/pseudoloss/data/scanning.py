@@ -9,14 +9,13 @@ import hashlib
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from threading import Lock
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,23 +34,16 @@ from pseudoloss.data.decoding import (
     UnreadableError,
     content,
     header,
-    no_warnings,
     printable,
 )
 from pseudoloss.data.images import OUT, Data, ImageFiles, ImageSet, held_out, in_order
+from pseudoloss.data.loops import Progress, for_each, no_progress
 from pseudoloss.errors import InputError
 from pseudoloss.reading import ReadOptions as ReadOptions
 
 LARGE = 64  # pixels: images with a longer shorter side than this count as photographs
 MAX_MEMORY_SHARE = 0.5  # of the free memory, for decoded images
 DEFAULT_HOLD_OUT = 0.1  # share of the image files
-CHUNK, AT_ONCE = 256, 8  # files that the thread pool, and a thread, get at a time
-
-Progress = Callable[[str, int, int], None]  # what is being done, number done, total number
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Report no progress."""
 
 
 @runtime_checkable
@@ -455,33 +447,6 @@ def _decode(
         return torch.from_numpy(decoded[: kept.sum()]), digest, kept, skipped
     images = ImageFiles(split.select(kept).paths, reader, torch.from_numpy(levels_CV))
     return images, digest, kept, skipped
-
-
-def for_each(
-    items: Sequence[Any], function: Callable[[Any], Any], what: str, progress: Progress
-) -> list[Any]:
-    """The result of the function for each item, or the `UnreadableError` that it raised. Runs in
-    threads, because PIL releases the interpreter lock."""
-
-    def attempt(some: Sequence[Any]) -> list[Any]:
-        results: list[Any] = []
-        for item in some:
-            try:
-                results.append(function(item))
-            except UnreadableError as error:
-                results.append(error)
-        return results
-
-    found: list[Any] = []
-    with no_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
-        for start in range(0, len(items), CHUNK):
-            end = min(start + CHUNK, len(items))
-            # A few at a time: handing over each of them takes as long as reading a header.
-            parts = [items[i : min(i + AT_ONCE, end)] for i in range(start, end, AT_ONCE)]
-            for results in threads.map(attempt, parts):
-                found += results
-            progress(what, len(found), len(items))
-    return found
 
 
 def name_of(path: Path, root: Path) -> str:

@@ -12,7 +12,7 @@ from pseudoloss.auditing.timing import heads_seconds
 from pseudoloss.config import Settings
 from pseudoloss.data import Data, ImageSet, ScannedSource
 from pseudoloss.data.decoding import Reader, UnreadableError
-from pseudoloss.data.scanning import for_each, no_progress
+from pseudoloss.data.loops import for_each, no_progress
 from pseudoloss.engine.choices import choose_reader
 from pseudoloss.engine.fitting import UNTIMED, measure_pace
 from pseudoloss.engine.randomness import isolated_torch

@@ -17,7 +17,8 @@ from torch import Tensor
 from pseudoloss import scores
 from pseudoloss.data import Data, ImageFiles, ImageSet, ReadOptions, Skipped, Source, arrays
 from pseudoloss.data.decoding import Entry, Limits
-from pseudoloss.data.scanning import LabelledFiles, Progress, limits_of, no_progress
+from pseudoloss.data.loops import Progress, no_progress
+from pseudoloss.data.scanning import LabelledFiles, limits_of
 from pseudoloss.data.sources import open_arrays, open_files
 from pseudoloss.errors import InputError, did_you_mean
 from pseudoloss.files import write_json

@@ -24,7 +24,8 @@ from pseudoloss.data.decoding import (
     no_warnings,
     printable,
 )
-from pseudoloss.data.scanning import Progress, name_of, no_progress
+from pseudoloss.data.loops import Progress, no_progress
+from pseudoloss.data.scanning import name_of
 from pseudoloss.data.sources.folder import LINK, files_below
 from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_files
 from pseudoloss.data.sources.webdataset import ShardImages, unlabelled_images

@@ -175,7 +175,7 @@ class Step:
     streams: tuple[Stream, ...] = (Stream(),)
     moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
     mixes_within: Callable[[Any], Tensor] | None = None  # a mask of the state
-    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: that of the phase
+    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: the run's schedule
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
     show_next: Callable[[Views, Batch, dict[str, Outputs], Any], dict[str, ViewBatch]] | None = None
 
@@ -189,7 +189,6 @@ class Phase:
     epochs: int
     steps: tuple[Step, ...]
     batch_size: int | None = None  # None: that of the settings
-    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: the run's schedule
     reset_optimiser: bool = False  # start the phase without momentum
     reset_head: bool = False  # ... with new classifiers; networks that follow others keep theirs
 
@@ -335,6 +334,8 @@ class Method:
     """Networks have a linear decoder from the projection to the features; see `Outputs`."""
     compared: tuple[str, ...] = ("metrics",)
     """Keys of what `compare` may return."""
+    corrects: str | None = None
+    """What notices call the method, if it corrects labels and does so after the warm-up only."""
 
     def __init__(self, detector: Detector, warmup: int) -> None:
         self.detector = detector
@@ -390,7 +391,14 @@ class Method:
 
     def notices_at_start(self) -> dict[str, str | None]:
         """What is wrong with the settings, by kind, before the first epoch."""
-        return {}
+        if self.corrects is None:
+            return {}
+        only = self.warmup == sum(phase.epochs for phase in self.phases())
+        text = (
+            f"all epochs are warm-up, so {self.corrects} never corrects a label. Use more --epochs "
+            "or a shorter --warmup."
+        )
+        return {"warm-up only": text if only else None}
 
     def notices(
         self, state: Any, epoch: int, noisy: Sequence[float], classes: Sequence[str]

@@ -100,6 +100,8 @@ class DSOSState(LabelState):
 
 
 class DSOS(Method):
+    corrects = "DSOS"
+
     def __init__(
         self,
         detector: Detector,
@@ -204,13 +206,6 @@ class DSOS(Method):
         suggested_N = torch.where(state.noisy_N, state.latest_N, state.label_N)
         return known._replace(suggested_N=suggested_N, trust_N=state.u_N)
 
-    def notices_at_start(self) -> dict[str, str | None]:
-        only = (
-            "all epochs are warm-up, so DSOS never corrects a label. Use more --epochs or a "
-            "shorter --warmup."
-        )
-        return {"warm-up only": only if self.warmup == self.epochs else None}
-
     def notices(
         self, state: DSOSState, epoch: int, noisy: Sequence[float], classes: Sequence[str]
     ) -> dict[str, str | None]:
@@ -219,7 +214,11 @@ class DSOS(Method):
         found: dict[str, str | None] = {}
         share, unfitted = noisy[-1], int(state.unfitted)
         if share == 0:
-            found["noisy"] = "DSOS finds no noisy label, so it trains like mixup."
+            text = "DSOS finds no noisy label, so it trains like mixup."
+            if len(classes) == 2:  # no label has a collision entropy above log 2
+                text += " With two classes it flags a label only if the network is certain of the "
+                text += "other class. Use another --method."
+            found["noisy"] = text
         if share > ALMOST_ALL:
             found["noisy"] = (
                 f"DSOS flags {share:.0%} of the labels as noisy: the network is sure of almost "

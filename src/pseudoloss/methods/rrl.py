@@ -32,11 +32,16 @@ from pseudoloss.methods.base import (
 )
 from pseudoloss.methods.losses import cross_entropy, mean_over
 from pseudoloss.methods.metrics import CAPTURED, neighbour_votes, normalise
+from pseudoloss.methods.mixmatch import ramp_up
 from pseudoloss.nn.augment import AUGMIX_DRAWS, augmix_view
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 FEW_USED = 0.02  # of all images: a notice says so
 PART = 2**14  # images at a time
+ALL_KEPT = (
+    "RRL keeps every given label, so nothing is corrected. If you know of wrong labels, try a "
+    "higher --keep-threshold."
+)
 
 # ----------------------------------------------------------------------------- contrastive losses
 
@@ -58,10 +63,12 @@ def prototype_contrast(
 
 
 def ramp(epoch: int, weight: float, epochs: int) -> float:
-    """The weight of the prototypes in an epoch: from 1 to `weight`. There are none in the first."""
+    """The weight of the prototypes in an epoch: it rises from 1 to `weight`, if that is larger.
+    There are none in the first."""
     if epoch == 0:
         return 0.0
-    return min(1 + epoch * (weight - 1) / epochs, weight) if epochs else weight
+    start = min(1.0, weight)
+    return start + (weight - start) * ramp_up(epoch, epochs) if epochs else weight
 
 
 # ----------------------------------------------------------------------------- cleaning the labels
@@ -128,6 +135,7 @@ def used(state: RRLState) -> Tensor:
 
 
 class RRL(Method):
+    corrects = "RRL"
     decoder = True
 
     def __init__(
@@ -277,15 +285,15 @@ class RRL(Method):
             return known
         return known._replace(suggested_N=state.hard_N, trust_N=state.soft_NC.amax(1))
 
-    def notices_at_start(self) -> dict[str, str | None]:
-        only = "all epochs are warm-up, so RRL never corrects a label. Use more --epochs or a "
-        only += "shorter --warmup."
-        return {"warm-up only": only if self.warmup == self.epochs else None}
-
     def notices(
         self, state: RRLState, epoch: int, noisy: Sequence[float], classes: Sequence[str]
     ) -> dict[str, str | None]:
-        return {"prototypes": stale_prototypes(state, classes), "used": few_used(state)}
+        kept = not self.in_warm_up(epoch) and noisy[-1] == 0
+        return {
+            "prototypes": stale_prototypes(state, classes),
+            "used": few_used(state),
+            "kept": ALL_KEPT if kept else None,
+        }
 
 
 def stale_prototypes(state: RRLState, classes: Sequence[str]) -> str | None:

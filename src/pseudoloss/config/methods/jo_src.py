@@ -1,7 +1,7 @@
 """Settings of Jo-SRC."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pseudoloss.config.limits import BETWEEN_0_AND_1, SHARE, above, within
 from pseudoloss.config.methods.base import MethodSettings
@@ -27,3 +27,5 @@ class JoSRCSettings(MethodSettings):
     largest_divergence: Annotated[float, above(0, 1_000_000)] = 10.0
     """Bits up to which the two views of an out-of-distribution image are pushed apart. Not in the
     paper, where nothing bounds them."""
+
+    needs_warmup: ClassVar[str] = "the first decisions need a trained network"

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pseudoloss.data.images import Data, arrays, check_trainable, with_held_out
+from pseudoloss.data.loops import Progress, no_progress
 from pseudoloss.data.scanning import (
     FileSource,
     LabelledFiles,
-    Progress,
     ReadOptions,
     ScannedSource,
-    no_progress,
     refuse_unreadable,
     scan,
     with_test,

@@ -9,7 +9,8 @@ from PIL import Image
 
 from pseudoloss.data.decoding import Item, UnreadableError, header, no_warnings
 from pseudoloss.data.items import Rows, as_content
-from pseudoloss.data.scanning import LabelledFiles, Progress, no_progress
+from pseudoloss.data.loops import Progress, no_progress
+from pseudoloss.data.scanning import LabelledFiles
 from pseudoloss.errors import InputError
 
 

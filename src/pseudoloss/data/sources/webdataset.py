@@ -19,15 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pseudoloss.data.decoding import Item, UnreadableError, printable
-from pseudoloss.data.scanning import (
-    FileSource,
-    LabelledFiles,
-    Progress,
-    Skipped,
-    for_each,
-    name_of,
-    no_progress,
-)
+from pseudoloss.data.loops import Progress, for_each, no_progress
+from pseudoloss.data.scanning import FileSource, LabelledFiles, Skipped, name_of
 from pseudoloss.data.sources.folder import IMAGE_SUFFIXES, SPLIT_NAMES, split_names
 from pseudoloss.data.tar_files import (
     Archive,
