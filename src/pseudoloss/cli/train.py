@@ -55,7 +55,9 @@ def run(arguments: list[str]) -> None:
                         their training images alone
 
     Every setting is an option. The help shows the settings of one method, pls by default:
-    pseudoloss train --method elr --help shows those of elr.
+    pseudoloss train --method elr --help shows those of elr. The defaults shown are those of
+    --preset default; your own images get a preset and settings that fit them, which
+    pseudoloss inspect SOURCE shows.
     """
     args = train_parser(peek(arguments, "--preset"), peek(arguments, "--method")).parse(arguments)
     if args.out is None:
