@@ -108,7 +108,7 @@ def next_steps(folder: Path, learned_nothing: bool, noise_known: bool = True) ->
     call = f"pl.load({str(folder)!r}).model.predict(images)"
     decide = f"decide on labels: pseudoloss review {place}"
     if not noise_known:  # then neither are the wrong labels
-        decide = f"find wrong labels:   pseudoloss audit SOURCE --out {free_name('audit')}"
+        decide = f"audit the labels: pseudoloss audit SOURCE --out {free_name('audit')}"
     return (
         f"Next: open {folder}/report.html in a browser, or {folder}/labels.csv\n"
         f"  or {decide}\n"
