@@ -25,13 +25,9 @@ def report(found: Inspection) -> str:
     lines.append("")
     lines += [f"Training would refuse this: {_one_line(problem)}" for problem in found.problems]
     if not found.problems:
-        command = found.plan.command
-        plain = command.removeprefix("pseudoloss train ").removesuffix(" --out run")
-        if command == f"pseudoloss train {plain} --out run":  # no option that audits lack
-            lines.append(f"Next: pseudoloss audit {plain} --out audit")
-            lines.append(f"  or: {command}")
-        else:
-            lines.append(f"Next: {command}")
+        commands = [found.plan.audit_command, found.plan.command]
+        following = [command for command in commands if command is not None]
+        lines += [f"Next: {following[0]}", *(f"  or: {command}" for command in following[1:])]
     return "\n".join(lines)
 
 
