@@ -366,6 +366,24 @@ def test_a_shorter_run_of_a_preset_scales_the_steps_of_its_learning_rate():
     assert settings(epochs=15, schedule="constant").schedule == "constant"
 
 
+def test_a_shorter_run_of_a_preset_scales_its_warm_up():
+    """As --time does; a warm-up longer than the run would be an error about a flag not given."""
+
+    def warmup(preset, **values):
+        return request(preset, None, values).settings("default").warmup
+
+    bootstrapping = "cifar100-id50-dynamic-bootstrapping"
+    assert warmup(bootstrapping) == warmup(bootstrapping, epochs=300) == 105
+    assert warmup(bootstrapping, epochs=20) == 7
+    assert warmup(bootstrapping, epochs=20, warmup=3) == 3
+    assert warmup(bootstrapping, epochs=2) == warmup("cnwl-20", epochs=2) == 1
+    assert warmup("cifar100-inet-40-20-dsos", epochs=40) == 20
+    assert warmup("cifar100-id50-elr", epochs=20) == 0
+    assert warmup("cifar100-id50", epochs=20) is None
+    fitted = request(bootstrapping, None, {}).settings("default", {"epochs": 20, "warmup": 2})
+    assert fitted.warmup == 2
+
+
 def test_adam_has_a_learning_rate_of_its_own():
     def lr(**values):
         return request("cifar100-id50", None, values).settings("default").lr

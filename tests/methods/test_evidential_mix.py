@@ -289,10 +289,10 @@ def test_a_group_without_images_is_a_notice():
     state.clean_N[::2] = False
     assert text() is None
     state.clean_N[1:] = False
-    assert "no label counts as clean but one" in text()
+    assert "only one label counts as clean" in text()
     state.clean_N.fill_(True)
     state.closed_N[1:] = False
-    assert "no label counts as wrong but one" in text()
+    assert "only one label counts as wrong" in text()
 
 
 def test_a_class_without_evidence_is_a_notice():
