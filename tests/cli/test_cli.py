@@ -544,7 +544,7 @@ def test_a_run_that_does_not_know_the_noise_suggests_an_audit(tmp_path):
     folder = tmp_path / "run"
     assert f"pseudoloss review {folder}" in next_steps(folder, learned_nothing=False)
     text = next_steps(folder, learned_nothing=False, noise_known=False)
-    assert "find wrong labels:   pseudoloss audit SOURCE --out audit" in text
+    assert "audit the labels: pseudoloss audit SOURCE --out audit" in text
     assert "review" not in text
 
 

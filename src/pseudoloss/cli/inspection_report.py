@@ -84,17 +84,16 @@ def _duplicate_rows(found: Duplicates) -> Rows:
     if not found.same_bytes + found.same_pixels + found.near.pictures:
         return [("duplicates", "none")]
     copies = _count(found.same_bytes, "copy", "copies")
-    rows = [
-        (
-            "duplicates",
-            f"{copies} with the same bytes, {found.same_pixels:,} with the same pixels only",
-        )
-    ]
+    text = f"{copies} with the same bytes, {found.same_pixels:,} with the same pixels only"
+    if not found.same_bytes + found.same_pixels:
+        text = "no exact copies"
+    rows = [("duplicates", text)]
+    order = "; different labels first" if found.near.pictures > 1 else ""
     kinds = (
         (found.across_classes, "with different labels: at least one label is wrong"),
         (found.across_parts, "both for training and for testing: accuracy would be too high"),
         (found.within_class, "more than once in one class"),
-        (found.near, "in nearly the same form more than once; different labels first"),
+        (found.near, f"in nearly the same form more than once{order}"),
     )
     for kind, problem in kinds:
         if kind.pictures:

@@ -104,12 +104,12 @@ def add_thresholds(parser: Parser) -> None:
     for name, text in (
         (
             "--threshold",
-            "flag a label if p_noisy is at least X (default: 0.5; for an audit the one with the "
-            "highest expected F1, from 0.25 to 0.5)",
+            "flag a label if p_noisy is at least X (default: that of the audit; for a run 0.5)",
         ),
         (
             "--min-trust",
-            "relabel a flagged label if trust is at least X, else review (default: 0.5)",
+            "relabel a flagged label if trust is at least X, else review (default: that of the "
+            "audit; for a run 0.5)",
         ),
     ):
         parser.add_argument(name, type=number, metavar="X", help=text)

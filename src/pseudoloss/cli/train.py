@@ -55,7 +55,9 @@ def run(arguments: list[str]) -> None:
                         their training images alone
 
     Every setting is an option. The help shows the settings of one method, pls by default:
-    pseudoloss train --method elr --help shows those of elr.
+    pseudoloss train --method elr --help shows those of elr. The defaults shown are those of
+    --preset default; your own images get a preset and settings that fit them, which
+    pseudoloss inspect SOURCE shows.
     """
     args = train_parser(peek(arguments, "--preset"), peek(arguments, "--method")).parse(arguments)
     if args.out is None:
@@ -106,7 +108,7 @@ def next_steps(folder: Path, learned_nothing: bool, noise_known: bool = True) ->
     call = f"pl.load({str(folder)!r}).model.predict(images)"
     decide = f"decide on labels: pseudoloss review {place}"
     if not noise_known:  # then neither are the wrong labels
-        decide = f"find wrong labels:   pseudoloss audit SOURCE --out {free_name('audit')}"
+        decide = f"audit the labels: pseudoloss audit SOURCE --out {free_name('audit')}"
     return (
         f"Next: open {folder}/report.html in a browser, or {folder}/labels.csv\n"
         f"  or {decide}\n"
