@@ -19,7 +19,7 @@ from pseudoloss.cli import main
 from pseudoloss.errors import InputError
 from pseudoloss.labels.table import write_labels
 from pseudoloss.report import page as page_module
-from pseudoloss.report.page import MAX_BYTES, breakable_name, likely, write_report
+from pseudoloss.report.page import MAX_BYTES, breakable_name, likely, unbroken_options, write_report
 from pseudoloss.report.svg import clean
 from pseudoloss.report.texts import duration
 from pseudoloss.spreadsheets import safe_text
@@ -221,6 +221,15 @@ def test_breakable_names(name):
     page = Page(f"<p>{breakable_name(name)}</p>".replace("<wbr>", ""))
     assert "".join(page.texts) == safe_text(clean(name))
     assert [tag for tag, _ in page.elements] == ["p"]
+
+
+@given(st.text(st.sampled_from("-a <>&'\" \n\u202e"), max_size=60))
+def test_options_are_not_broken(command):
+    page = Page(f"<p>{unbroken_options(command)}</p>")
+    assert "".join(page.texts) == clean(command)
+    assert {tag for tag, _ in page.elements} <= {"p", "span"}
+    found = unbroken_options("pseudoloss audit a--b --min-trust 0.5")
+    assert found == 'pseudoloss audit a--b <span class="option">--min-trust</span> 0.5'
 
 
 # ---------------------------------------------------------------------------------------- the file

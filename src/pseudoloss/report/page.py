@@ -132,6 +132,7 @@ def render(template: str, **values: Any) -> str:
         "name": breakable_name,
         "tail": file_tail,
         "describe": describe,
+        "options": unbroken_options,
     }
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))  # noqa: S704
     return environment.get_template(template).render(style=style, version=__version__, **values)
@@ -156,6 +157,12 @@ def breakable_name(name: str) -> Markup:
     """A name, shortened if very long, that can be broken after _ - / and full stops. Copied into a
     spreadsheet, it is no formula."""
     return Markup(re.sub(r"([_/.-]+)", r"\1<wbr>", str(escape(safe_text(clean(name))))))  # noqa: S704
+
+
+def unbroken_options(command: str) -> Markup:
+    """A command whose lines are not broken inside the name of an option."""
+    text = str(escape(clean(command, LONG)))
+    return Markup(re.sub(r"(?<=\s)(--[a-z-]+)", r'<span class="option">\1</span>', text))  # noqa: S704
 
 
 def file_tail(path: str) -> str:

@@ -155,7 +155,7 @@ def training(record: Record) -> dict[str, Any] | None:
             [Line("flagged", "line-2", shares)], x_label="epoch", y_label="flagged labels",
             mark=mark, unit=PERCENT, limits=(0, 100), label="Share of flagged labels over epochs",
         )  # fmt: skip
-        charts.append(_chart("Flagged labels", svg))
+        charts.append(_chart("Labels flagged in each epoch", svg))
     return {"charts": charts, "text": _training_text(record, points)} if charts else None
 
 
