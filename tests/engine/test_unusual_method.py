@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import suppress
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -21,10 +22,12 @@ from conftest import (
 from pseudoloss.data import arrays
 from pseudoloss.engine.fitting import measure_pace
 from pseudoloss.engine.randomness import stream_seed
+from pseudoloss.engine.schedules import learning_rate
+from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import InputError
 from pseudoloss.files import from_safetensors
 from pseudoloss.interrupts import Interrupted
-from pseudoloss.methods.base import tensors_of
+from pseudoloss.methods.base import Phase, Step, tensors_of
 from pseudoloss.nn.views import STRONG_DRAWS, WEAK_DRAWS
 from pseudoloss.progress import SilentReporter
 
@@ -355,11 +358,65 @@ def test_a_phase_starts_without_momentum_and_with_a_new_head(trainer):
         assert torch.equal(start[role][1], end[role][1])
 
 
-def test_learning_rates_of_a_phase_count_from_its_first_epoch(trainer):
+def test_a_learning_rate_belongs_to_a_step_and_counts_from_the_first_epoch_of_its_phase(trainer):
     assert trainer.learning_rate(0) == 0.05  # the schedule of the run
     assert [trainer.learning_rate(e) for e in (2, 3)] == pytest.approx([0.01, 0.005])
+    own, other = trainer.phase(3).steps
+    of_run = trainer.learning_rate(3, other)
+    assert trainer.learning_rate(3, own) == pytest.approx(0.005)
+    assert of_run == learning_rate(trainer.settings, 3) != pytest.approx(0.005)
+    used = []
+    around_steps(trainer, lambda step: float(trainer.lr), lambda step, lr: used.append(lr))
     trainer.train_epoch(3)
-    assert float(trainer.lr) == pytest.approx(0.005)
+    assert sorted({round(rate, 6) for rate in used}) == [0.005, round(of_run, 6)]
+    assert used == sorted(used)  # the first network's turn, then the other's
+
+
+def test_a_phase_has_no_learning_rate_of_its_own():
+    """Two steps of a phase may have different ones."""
+    assert "lr" not in {field.name for field in fields(Phase)}
+    assert "lr" in {field.name for field in fields(Step)}
+
+
+def test_steps_that_differ_in_their_learning_rate_are_prepared_once(toys):
+    """A graph is captured for each; the rate is a tensor beside it."""
+
+    class TwoRates(Toy):
+        def phases(self):
+            first, second = super().phases()
+            slow = replace(first.steps[0], lr=lambda epoch: 0.001)
+            return replace(first, steps=(first.steps[0], slow)), second
+
+    trainer = make_trainer(epochs=EPOCHS, method="ce")
+    trainer.method.__class__ = TwoRates
+    trainer.phases = trainer.method.phases()
+    (fast, slow) = (trainer._prepare(step, trainer.phases[0]) for step in trainer.phases[0].steps)
+    assert fast.call is slow.call
+    assert fast.feed is slow.feed
+    rates = [trainer.learning_rate(0, prepared.step) for prepared in (fast, slow)]
+    assert rates == [0.05, 0.001]
+
+
+def test_learning_rates_after_resuming_in_the_middle_of_a_turn(toys, tmp_path, monkeypatch):
+    """In the warm-up and after it: those of the run that was never interrupted."""
+    used, run_steps = [], Trainer.run_steps
+
+    def recorded(self, prepared, *arguments, **options):
+        for _ in run_steps(self, prepared, *arguments, **options):
+            used.append((prepared.step.trains, round(float(self.lr), 7)))
+            yield
+
+    monkeypatch.setattr(Trainer, "run_steps", recorded)
+    settings = SETTINGS | {"warmup": 3, "schedule": "steps:1,4:0.1"}
+    pl.train(make_source(), tmp_path / "whole", quiet=True, **settings)
+    whole = used.copy()
+    used.clear()
+    monkeypatch.setattr(SilentReporter, "step", lambda _: signal.raise_signal(signal.SIGTERM))
+    for _ in whole:
+        with suppress(Interrupted):
+            pl.train(make_source(), tmp_path / "broken", quiet=True, resume=True, **settings)
+    assert used == whole
+    assert {rate for _, rate in whole} > {0.05, 0.005, 0.01}
 
 
 def test_scoring_asks_for_networks_by_role_and_for_weak_views(trainer):

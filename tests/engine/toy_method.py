@@ -92,13 +92,15 @@ class Toy(Method):
             Phase(
                 "second",
                 self.epochs - FIRST,
-                (replace(first, streams=(Stream(easy, size=6),)), second),
+                (replace(first, streams=(Stream(easy, size=6),), lr=self.falling_lr), second),
                 batch_size=10,
-                lr=lambda epoch: 0.01 / (1 + epoch),
                 reset_optimiser=True,
                 reset_head=True,
             ),
         )
+
+    def falling_lr(self, epoch):
+        return 0.01 / (1 + epoch)
 
     def start(self, given_N, classes):
         N = len(given_N)

@@ -291,6 +291,18 @@ def test_it_says_what_may_have_gone_wrong():
     assert notices(method, state, 0.4, epoch=7) == {}
 
 
+def test_with_two_classes_only_certain_contradictions_are_flagged_and_it_says_so():
+    """No collision entropy is above log 2 there."""
+    given_2C = torch.tensor([[1.0, 0], [1.0, 0]])
+    v = dsos.collision_entropy(torch.tensor([[0.0, 6.0], [0.0, 20.0]]), given_2C)
+    assert dsos.sort_images(v, 0.9).noisy_N.tolist() == [False, True]
+    method = method_of()
+    state = method.start(GIVEN, C)
+    for classes, said in ((["a", "b"], True), (["a", "b", "c"], False)):
+        text = method.notices(state, 8, [0.3, 0.0], classes)["noisy"]
+        assert ("two classes" in text) == said
+
+
 def test_epochs_without_two_modes_are_counted():
     v = torch.zeros(N)
     method = method_of()

@@ -308,6 +308,15 @@ def test_it_says_if_smoothed_labels_are_close_to_each_other(classes, epsilon, cl
         assert f"{p_clean:.2f}" in found
 
 
+@pytest.mark.parametrize(("classes", "epsilon"), [(2, 0.6), (2, 0.5), (3, 0.7), (4, 0.9)])
+def test_a_label_that_stands_for_another_class_is_refused(classes, epsilon):
+    label = slow_label(0, epsilon, classes)
+    assert label[0] <= max(label[1:]) + 1e-9
+    with pytest.raises(InputError, match=rf"^--label-smoothing {epsilon:g}: .*with {classes} cla"):
+        method_of(classes, label_smoothing=epsilon)
+    method_of(classes, label_smoothing=1 - 1 / classes - 0.01)
+
+
 def test_the_threshold_does_not_fall():
     with pytest.raises(InputError, match=r"^--last-clean-threshold 0.6 .*--clean-threshold 0.75$"):
         method_of(last_clean_threshold=0.6)

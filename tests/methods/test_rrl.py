@@ -178,7 +178,8 @@ def test_the_weight_of_the_prototypes():
     found = [rrl.ramp(epoch, 5, 40) for epoch in (0, 1, 10, 39, 40, 41, 199)]
     assert found == pytest.approx([0, 1.1, 2, 4.9, 5, 5, 5])
     assert [rrl.ramp(epoch, 5, 0) for epoch in (0, 1, 2)] == [0, 5, 5]
-    assert [rrl.ramp(epoch, 0.5, 40) for epoch in (0, 1, 2)] == [0, 0.5, 0.5]
+    assert [rrl.ramp(epoch, 0.5, 40) for epoch in (0, 1, 2, 199)] == [0, 0.5, 0.5, 0.5]
+    assert {rrl.ramp(epoch, 0, 40) for epoch in range(200)} == {0}  # off
     method = method_of()
     state = method.start(GIVEN, C)
     method.begin_epoch(state, 10)

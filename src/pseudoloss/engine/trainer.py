@@ -6,6 +6,7 @@ Shapes: N images, M held out, S steps, B images in a batch, C classes, K random 
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -148,11 +149,9 @@ class Trainer:
         return self.phases[self.phase_of(epoch)[0]]
 
     def learning_rate(self, epoch: int, step: Step | None = None) -> float:
-        """Of the phase, or of a step that has its own."""
+        """Of a step, which may have its own; or of the first step of the epoch."""
         number, inside = self.phase_of(epoch)
-        own = self.phases[number].lr
-        if step is not None and step.lr is not None:
-            own = step.lr
+        own = (step or self.phases[number].steps[0]).lr
         return learning_rate(self.settings, epoch) if own is None else own(inside)
 
     def steps_in(self, epoch: int) -> int:
@@ -236,11 +235,12 @@ class Trainer:
                 reset_head(self.networks[role], seed)
 
     def _prepare(self, step: Step, phase: Phase) -> Prepared:
-        """A step with its batches and the call that runs it; phases share what is the same."""
-        key = (step, phase.batch_size)
+        """A step with its batches and the call that runs it; phases share what is the same. Steps
+        that differ in their learning rate alone are captured once."""
+        key = (replace(step, lr=None), phase.batch_size)
         if key not in self._prepared:
             self._prepared[key] = self._make_prepared(step, phase)
-        return self._prepared[key]
+        return self._prepared[key]._replace(step=step)
 
     def _make_prepared(self, step: Step, phase: Phase) -> Prepared:
         feed = self._feed(step, phase)

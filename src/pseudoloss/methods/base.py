@@ -175,7 +175,7 @@ class Step:
     streams: tuple[Stream, ...] = (Stream(),)
     moves_norms: tuple[str, ...] = ()  # networks that it does not train, but whose norms follow
     mixes_within: Callable[[Any], Tensor] | None = None  # a mask of the state
-    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: that of the phase
+    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: the run's schedule
     cost: int = 3  # forward passes, a backward pass counted as two; for the time that is left
     show_next: Callable[[Views, Batch, dict[str, Outputs], Any], dict[str, ViewBatch]] | None = None
 
@@ -189,7 +189,6 @@ class Phase:
     epochs: int
     steps: tuple[Step, ...]
     batch_size: int | None = None  # None: that of the settings
-    lr: Callable[[int], float] | None = None  # by epoch of the phase; None: the run's schedule
     reset_optimiser: bool = False  # start the phase without momentum
     reset_head: bool = False  # ... with new classifiers; networks that follow others keep theirs
 

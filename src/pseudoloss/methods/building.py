@@ -222,6 +222,12 @@ def build_jo_src(settings: Settings, given: Given) -> Method:
         raise InputError(
             f"--last-clean-threshold {last:g} must be at least the --clean-threshold {first:g}"
         )
+    largest = 1 - 1 / given.classes
+    if own.label_smoothing >= largest:  # the label of another class would have the larger share
+        raise InputError(
+            f"--label-smoothing {own.label_smoothing:g}: must be below {largest:.3g} with "
+            f"{given.classes} classes, such as 0.1; otherwise a label stands for another class"
+        )
     return JoSRC(
         given.detector,
         given.classes,

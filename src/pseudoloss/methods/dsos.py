@@ -219,7 +219,11 @@ class DSOS(Method):
         found: dict[str, str | None] = {}
         share, unfitted = noisy[-1], int(state.unfitted)
         if share == 0:
-            found["noisy"] = "DSOS finds no noisy label, so it trains like mixup."
+            text = "DSOS finds no noisy label, so it trains like mixup."
+            if len(classes) == 2:  # no label has a collision entropy above log 2
+                text += " With two classes it flags a label only if the network is certain of the "
+                text += "other class. Use another --method."
+            found["noisy"] = text
         if share > ALMOST_ALL:
             found["noisy"] = (
                 f"DSOS flags {share:.0%} of the labels as noisy: the network is sure of almost "

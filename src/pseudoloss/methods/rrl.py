@@ -32,6 +32,7 @@ from pseudoloss.methods.base import (
 )
 from pseudoloss.methods.losses import cross_entropy, mean_over
 from pseudoloss.methods.metrics import CAPTURED, neighbour_votes, normalise
+from pseudoloss.methods.mixmatch import ramp_up
 from pseudoloss.nn.augment import AUGMIX_DRAWS, augmix_view
 from pseudoloss.nn.views import WEAK_DRAWS, Views
 
@@ -58,10 +59,12 @@ def prototype_contrast(
 
 
 def ramp(epoch: int, weight: float, epochs: int) -> float:
-    """The weight of the prototypes in an epoch: from 1 to `weight`. There are none in the first."""
+    """The weight of the prototypes in an epoch: it rises from 1 to `weight`, if that is larger.
+    There are none in the first."""
     if epoch == 0:
         return 0.0
-    return min(1 + epoch * (weight - 1) / epochs, weight) if epochs else weight
+    start = min(1.0, weight)
+    return start + (weight - start) * ramp_up(epoch, epochs) if epochs else weight
 
 
 # ----------------------------------------------------------------------------- cleaning the labels

@@ -19,8 +19,8 @@ class RRLSettings(MethodSettings):
     prototype_weight: Annotated[float, within(0, 1000)] = 5.0
     """Weight of the contrastive loss between mixed images and class prototypes, after its ramp."""
     prototype_ramp: Annotated[int, within(0, 1_000_000)] = 40
-    """Epochs in which the weight of the prototypes rises from 1. The authors use 40 for CIFAR-100,
-    0 (no ramp) for CIFAR-10."""
+    """Epochs in which the weight of the prototypes rises from 1, if it is larger. The authors use
+    40 for CIFAR-100, 0 (no ramp) for CIFAR-10."""
     reconstruction_weight: Annotated[float, within(0, 1000)] = 1.0
     """Weight of the reconstruction error of the features."""
     mixup_alpha: Annotated[float, ALPHA] = 8.0
