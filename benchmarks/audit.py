@@ -138,7 +138,8 @@ def run_ours(
     seconds = time.time() - start
     threshold = best_threshold(scores.p_noisy_N)
     flagged_N = scores.p_noisy_N >= threshold
-    applied_N = flagged_N & (scores.trust_N >= MIN_TRUST)
+    better_N = scores.trust_N > 1 - scores.p_noisy_N
+    applied_N = flagged_N & better_N & (scores.trust_N >= MIN_TRUST)
     noise = scores.noise
     row = measure(
         given_N, true_N, -scores.label_score_N, flagged_N, scores.candidate_N, applied_N

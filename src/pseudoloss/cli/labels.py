@@ -107,7 +107,11 @@ def add_thresholds(parser: Parser) -> None:
             "flag a label if p_noisy is at least X (default: 0.5; for an audit the one with the "
             "highest expected F1, from 0.25 to 0.5)",
         ),
-        ("--min-trust", "an issue is relabelled from this trust on (default: 0.5)"),
+        (
+            "--min-trust",
+            "an issue is relabelled from this trust on, if the candidate is more probable than the "
+            "given label (default: 0.4; for an audit, what it was given)",
+        ),
     ):
         parser.add_argument(name, type=number, metavar="X", help=text)
 
