@@ -45,6 +45,12 @@ LINES = {
         ("sym", 0.0), ("sym", 0.05), ("sym", 0.2), ("sym", 0.4), ("people", 0.2), ("people", 0.4),
     ],
 }  # fmt: skip
+LINES["cifar100-128"] = LINES["cifar100"]
+FILES = {
+    "birds": "birds-lite0",
+    "cifar100": "cifar100test-lite0-96",
+    "cifar100-128": "cifar100test-lite0-128",
+}
 COLUMNS = (
     "f1", "auc", "flagged", "rate", "low", "high", "suggestions", "suggestions_right",
     "right_before", "right_after", "ece_p_noisy", "ece_trust", "test_accuracy", "seconds",
@@ -71,8 +77,9 @@ def features(args: argparse.Namespace) -> None:
             save("birds-lite2", lite2(paths, args.lite2), label_N)
     test = open_source(f"cifar100:{args.cifar100}").test
     assert test is not None
-    values_ND = extract_arrays(test.images_NCHW).values_ND
-    save("cifar100test-lite0-96", values_ND, test.given_N.numpy())
+    for side in (96, 128):
+        values_ND = extract_arrays(test.images_NCHW, f"efficientnet-lite0@{side}").values_ND
+        save(f"cifar100test-lite0-{side}", values_ND, test.given_N.numpy())
 
 
 @torch.no_grad()
@@ -254,9 +261,8 @@ def show(line: str, method: str, row: dict[str, Any]) -> None:
 
 def lines(args: argparse.Namespace) -> None:
     folder = args.features_dir
-    files = {"birds": "birds-lite0", "cifar100": "cifar100test-lite0-96"}
-    features_ND = load(folder, files[args.data]).astype(np.float32)
-    prefix = files[args.data].split("-")[0]
+    features_ND = load(folder, FILES[args.data]).astype(np.float32)
+    prefix = FILES[args.data].split("-")[0]
     true_N = load(folder, f"{prefix}-labels").astype(np.int64)
     C = int(true_N.max()) + 1
     chosen = [(k, r) for k, r in LINES[args.data] if not args.only or f"{k}-{r}" in args.only]

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import assert_same_run, make_images, metrics_of, save_images
 from processes import FLAGS
 from pseudoloss import distributed
+from pseudoloss.engine.feed import Feed
+from pseudoloss.errors import InputError
+from pseudoloss.methods.base import Stream
 
 # So small steps that the results of different orders of summation stay close.
 SLOW = [*FLAGS, "--lr=0.001", "--epochs=3", "--quiet"]
@@ -228,6 +232,22 @@ def test_shares_cover_all_rows(monkeypatch, processes):
         assert {i for s in shares for i in range(rows)[s]} == set(range(rows))
         parts = [distributed.part(rows, i) for i in range(processes)]
         assert [i for s in parts for i in range(rows)[s]] == list(range(rows))
+
+
+@pytest.mark.parametrize(("size", "parts", "refused"), [(3, 1, True), (4, 1, False), (6, 2, True)])
+def test_the_batch_of_every_stream_must_be_divided_evenly(monkeypatch, size, parts, refused):
+    """With two streams both together are even, and views of one of them are not."""
+    monkeypatch.setattr(distributed, "active", lambda: True)
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+
+    def feed():
+        return Feed([0] * 20, torch.zeros(20).long(), (Stream(), Stream()), size, parts, 1, 1)
+
+    if not refused:
+        assert feed().sizes == [size, size]
+        return
+    with pytest.raises(InputError, match=f"^--batch-size: .*batches of {size} images cannot be "):
+        feed()
 
 
 def test_without_torchrun_nothing_happens(monkeypatch):

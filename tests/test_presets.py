@@ -60,6 +60,17 @@ def test_presets_of_jo_src(pool, row):
     assert (own.ema_decay, own.consistency) == (0.99, 0.5)
 
 
+@pytest.mark.parametrize("pool", ["inet", "places"])
+@pytest.mark.parametrize("row", ["20-20", "40-20", "60-20", "40-40"])
+def test_elr_has_a_preset_for_each_row_with_out_of_distribution_noise(pool, row):
+    """Where the paper has its numbers. Only the noise is that of the row."""
+    found = request(f"cifar100-{pool}-{row}-elr", None, {}).settings("default")
+    usual = request("cifar100-id50-elr", None, {}).settings("default")
+    noise = request(f"cifar100-{pool}-{row}", None, {}).settings("default").corrupt
+    assert found == dataclasses.replace(usual, corrupt=noise)
+    assert NEEDS[f"cifar100-{pool}-{row}-elr"] == "--pool POOL"
+
+
 def test_presets_of_elr_and_co_teaching():
     elr = request("cifar100-id50-elr", None, {}).settings("default")
     assert (elr.lr, elr.schedule) == (0.02, "steps:80,120:0.01")
@@ -353,6 +364,24 @@ def test_a_shorter_run_of_a_preset_scales_the_steps_of_its_learning_rate():
     assert settings(epochs=15).schedule == "steps:8,12:0.01"
     assert settings(epochs=150).schedule == settings().schedule == "steps:80,120:0.01"
     assert settings(epochs=15, schedule="constant").schedule == "constant"
+
+
+def test_a_shorter_run_of_a_preset_scales_its_warm_up():
+    """As --time does; a warm-up longer than the run would be an error about a flag not given."""
+
+    def warmup(preset, **values):
+        return request(preset, None, values).settings("default").warmup
+
+    bootstrapping = "cifar100-id50-dynamic-bootstrapping"
+    assert warmup(bootstrapping) == warmup(bootstrapping, epochs=300) == 105
+    assert warmup(bootstrapping, epochs=20) == 7
+    assert warmup(bootstrapping, epochs=20, warmup=3) == 3
+    assert warmup(bootstrapping, epochs=2) == warmup("cnwl-20", epochs=2) == 1
+    assert warmup("cifar100-inet-40-20-dsos", epochs=40) == 20
+    assert warmup("cifar100-id50-elr", epochs=20) == 0
+    assert warmup("cifar100-id50", epochs=20) is None
+    fitted = request(bootstrapping, None, {}).settings("default", {"epochs": 20, "warmup": 2})
+    assert fitted.warmup == 2
 
 
 def test_adam_has_a_learning_rate_of_its_own():

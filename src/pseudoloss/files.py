@@ -64,6 +64,15 @@ def refuse_existing(path: Path, flag: str = "--out", hint: str = "choose another
         raise InputError(f"{flag} {path}: exists already; {hint}")
 
 
+def free_name(name: str) -> str:
+    """A name to suggest: the first of NAME.csv, NAME-2.csv, … that does not exist."""
+    path, number = Path(name), 2
+    while os.path.lexists(path):
+        path = Path(name).with_stem(f"{Path(name).stem}-{number}")
+        number += 1
+    return str(path)
+
+
 def check_replaceable(path: Path, force: bool, flag: str = "--out") -> None:
     """Refuse an output that exists, without --force; anything but a file also with it."""
     refuse_special(path, flag)

@@ -296,15 +296,18 @@ def test_arrays_of_images():
     assert pair.summary["features"]["from_cache"]
 
 
-def test_unreadable_files_are_skipped_or_refused(tmp_path):
+def test_unreadable_files_are_skipped_or_refused(tmp_path, capsys):
     images, labels = make_images(12, 2, 16, 3)
     save_images(tmp_path / "p", images, labels)
     (tmp_path / "p" / "0" / "5.png").write_text("nonsense")
     with pytest.raises(pl.InputError, match=r"5\.png cannot be read"):
         pl.audit(tmp_path / "p", out=tmp_path / "a", strict=True, quiet=True)
     assert not (tmp_path / "a").exists()
-    found = pl.audit(tmp_path / "p", out=tmp_path / "a", quiet=True)
+    found = pl.audit(tmp_path / "p", out=tmp_path / "a")
     assert len(found.labels) == 12
+    text = " ".join(capsys.readouterr().out.split())
+    assert "13 image files, 2 classes" in text
+    assert "), 12 images left; " in text
     assert pd.read_csv(tmp_path / "a" / "skipped.csv")["path"].tolist() == ["0/5.png"]
     assert found.summary["skipped"] == 1
     # Positions are those in the source, which has the broken file too.

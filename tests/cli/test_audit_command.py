@@ -33,7 +33,7 @@ def test_embeddings_of_anything(embeddings, tmp_path, capsys):
     options = ["--features", features, "--path-column", "text", "--device", "cpu"]
     code, out, err = call("audit", table, "--out", tmp_path / "a", *options, capsys=capsys)
     assert (code, err) == (0, "")
-    assert "160 images, 4 classes" in out
+    assert "160 rows, 4 classes" in out
     assert "of the labels" in out
     assert f"pseudoloss review {tmp_path / 'a'}" in out
     rows = pd.read_csv(tmp_path / "a" / "labels.csv")
@@ -70,7 +70,10 @@ def test_quiet(embeddings, tmp_path, capsys):
     [
         ([], "SOURCE is missing"),
         (["digits"], "--out is missing"),
-        (["digits", "--out", "{}", "--method", "pls"], "--method: invalid choice"),
+        (
+            ["digits", "--out", "{}", "--method", "pls"],
+            "--method pls: no such choice; known: latent, two-mixtures",
+        ),
         (["digits", "--out", "{}", "--threshold", "2"], "--threshold must be from 0 to 1"),
         (["nothing/", "--out", "{}"], "source nothing/: no such file or folder"),
         (["digits", "--out", "{}", "--features", "x.npy"], "x.npy: no such file"),
@@ -85,6 +88,21 @@ def test_wrong_input(arguments, message, tmp_path, capsys):
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("photo", "source photo: no such file, folder or dataset; did you mean photos?"),
+        ("./fotos/", "source ./fotos/: no such file or folder; did you mean ./photos?"),
+        ("digit", "source digit: no such file, folder or dataset; did you mean digits?"),
+    ],
+)
+def test_a_misspelt_source_gets_a_suggestion(source, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "audit"):
+        (tmp_path / name).mkdir()
+    assert message in call("audit", source, "--out", "out", capsys=capsys)[2]
 
 
 def test_a_training_run_does_not_start_in_the_folder_of_an_audit(tmp_path, capsys):
@@ -112,6 +130,13 @@ def test_names_with_spaces_are_quoted(tmp_path):
     text = next_steps(tmp_path / "my audit", "photos")
     assert f"pseudoloss review '{tmp_path / 'my audit'}'" in text
     assert text.endswith("--out fixed.csv")
+
+
+def test_the_name_that_is_suggested_is_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, following in (("fixed.csv", "fixed-2.csv"), ("fixed-2.csv", "fixed-3.csv")):
+        (tmp_path / name).touch()
+        assert next_steps(tmp_path, "photos").endswith(f"--out {following}")
 
 
 @pytest.mark.parametrize("source", ["hf:name", "wds:shards"])

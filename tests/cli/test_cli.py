@@ -15,7 +15,7 @@ from conftest import make_images
 from processes import FLAGS
 from pseudoloss.cli import COMMANDS, main
 from pseudoloss.cli import experiments as commands
-from pseudoloss.cli.train import settings_of, train_parser
+from pseudoloss.cli.train import next_steps, settings_of, train_parser
 from pseudoloss.config import METHOD_SETTINGS, all_setting_types, flag
 from pseudoloss.presets import NEEDS, NO_SETTINGS
 
@@ -538,3 +538,16 @@ def test_two_signals_while_a_command_starts(tmp_path, wait):
     assert process.returncode in (143, -signal.SIGTERM)
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 2
+
+
+def test_a_run_that_does_not_know_the_noise_suggests_an_audit(tmp_path):
+    folder = tmp_path / "run"
+    assert f"pseudoloss review {folder}" in next_steps(folder, learned_nothing=False)
+    text = next_steps(folder, learned_nothing=False, noise_known=False)
+    assert "audit the labels: pseudoloss audit SOURCE --out audit" in text
+    assert "review" not in text
+
+
+def test_a_missing_argument_is_named(capsys):
+    assert main(["predict", "run"]) == 2
+    assert "error: missing: IMAGES (see pseudoloss predict --help)" in capsys.readouterr().err

@@ -210,8 +210,12 @@ def test_suggested_command_repeats_the_options(folder):
         f"pseudoloss train {table} --out run --hold-out 0 --strict --fit stretch "
         "--label-column 'a b'"
     )
+    assert found.plan.audit_command == (
+        f"pseudoloss audit {table} --out audit --strict --label-column 'a b'"
+    )
     pair = make_images()
     assert inspect(pair).plan.command == 'pseudoloss.train(source, out="run")'
+    assert inspect(pair).plan.audit_command is None
 
 
 def test_reasons_for_which_training_would_refuse(photos):

@@ -122,7 +122,7 @@ def test_an_unfinished_run_says_its_epoch(finished, capsys):
     ("arguments", "message"),
     [
         (["--class", "be"], "--class be: no such class; did you mean bee?"),
-        (["--action", "look"], "--action: invalid choice: 'look'"),
+        (["--action", "look"], "--action look: no such choice; known: keep, relabel, review"),
         (["--top", "0"], "--top must be 1 or more, not 0"),
         (["--threshold", "7"], "--threshold must be from 0 to 1, not 7"),
         (["--format", "hf"], "--format hf: needs --out, the folder to write"),
@@ -137,7 +137,8 @@ def test_wrong_input_is_one_line(audit, arguments, message, capsys):
     assert message in err
 
 
-def test_apply(audit, tmp_path, capsys):
+def test_apply(audit, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     decision = {"index": 9, "part": "train", "decision": "junk", "given_label": "bee"}
     (tmp_path / "mine.jsonl").write_text(json.dumps(decision) + "\n")
     out = tmp_path / "fixed.csv"
@@ -149,7 +150,7 @@ def test_apply(audit, tmp_path, capsys):
         "      1  ant → bee",
         "left for review, with the given label: 3",
         f"left out: 1 junk; listed in {tmp_path / 'fixed.left-out.csv'}",
-        f"Next: pseudoloss train {out} --out NEW-RUN",
+        f"Next: pseudoloss train {out} --out run",
     ]
     assert pd.read_csv(out)["changed"].sum() == 1
 

@@ -58,7 +58,10 @@ def test_inspect_lists_near_duplicates_with_different_labels_first(tmp_path):
     assert (near.pictures, near.images) == (2, 4)
     shown = [{image["image"] for image in group} for group in near.examples]
     assert shown == [{"a/2.png", "b/copy of 2.jpg"}, {"a/1.png", "a/copy of 1.png"}]
-    assert "2 pictures in nearly the same form more than once" in report(found)
+    assert "2 pictures in nearly the same form more than once; different labels first" in report(
+        found
+    )
+    assert "duplicates no exact copies" in report(found)
 
 
 def test_class_counts_include_held_out_images(photos):

@@ -102,7 +102,9 @@ def test_training_prints_what_it_does(tiny_source, tiny_settings, capsys, tmp_pa
     assert [f"epoch {i}/3" in text for i in (1, 2, 3)] == [True] * 3
     assert "accuracy is measured on the test images (32)" in text
     assert "Done in 0:0" in text
-    assert "of the labels are flagged; how many are wrong is not known" in text
+    assert "  noise      not known: " in text
+    assert "labels flagged in the last epoch: precision" in text
+    assert "truth      25.0% of 64 labels are wrong; flagged labels: F1" in text
     assert f"written    {tmp_path}/run/: labels.csv, model.safetensors" in text
 
 

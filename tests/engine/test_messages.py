@@ -95,7 +95,7 @@ def test_a_noise_rate_that_is_not_known_is_called_a_guess():
     noise |= {"known": False, "reasons": ["it is at chance"]}
     said = "not known; at a guess 43.6% of the labels are wrong: it is at chance"
     assert messages.noise_lines(noise) == [said]
-    said = "43.6% of the labels are flagged; how many are wrong is not known: it is at chance"
+    said = "not known: it is at chance"
     assert messages.noise_lines(noise | {"low": 0.0, "high": 1.0}) == [said]
 
 

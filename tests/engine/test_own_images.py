@@ -70,7 +70,7 @@ def test_the_command_prints_what_it_skips_and_how_accuracy_is_measured(photos, t
     assert "Settings: --preset scratch and, to fit the images, --batch-size 4" in text
     assert "on held-out images" in text
     assert "whose labels may be wrong too" in text
-    assert "of the labels are flagged; how many are wrong is not known" in text
+    assert "  noise      not known: " in text
 
 
 def skipped_notice(run):

@@ -335,6 +335,11 @@ def test_a_finished_run_is_loaded_without_its_data(tmp_path, npz, capsys):
     source.unlink()
     again = pl.train(out=out, resume=True)
     assert capsys.readouterr().out == f"{out} is already finished.\n"
+    pl.train("other.npz", out=out, resume=True)
+    text = capsys.readouterr().out
+    assert f"notice: the run is of {source}, not of other.npz" in " ".join(text.split())
+    with pytest.raises(InputError, match="--strict is not what the run began with"):
+        pl.train(out=out, resume=True, strict=True)
     assert again.labels.equals(pl.load(out).labels)
     assert len(again.labels) == len(whole.labels)
     with pytest.raises(InputError, match="--epochs 2 differs from the --epochs 1"):

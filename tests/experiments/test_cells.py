@@ -25,7 +25,9 @@ QUICK = ["--quiet", "--set", "epochs=1"]
 def read_states(out, capsys, *more):
     """The states that --dry-run prints, by cell and seed."""
     _, text, _ = call("run", "digits", "--out", out, "--dry-run", *more, capsys=capsys)
-    lines = [line.split() for line in text.splitlines() if not line.startswith(" ")]
+    *jobs, total = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert total.startswith(f"{len(jobs)} run")
+    lines = [line.split() for line in jobs]
     return {f"{name} {seed.rstrip(':')}": state for state, name, _, seed, *_ in lines}
 
 
@@ -46,7 +48,8 @@ def test_dry_run_prints_the_commands_and_writes_nothing(tmp_path, capsys):
         f"        pseudoloss train digits --out '{out}/digits/digits-ce/seed1' --preset digits-id40"
         " --seed 1 --resume --method ce --epochs 2 --warmup 0",
     ]
-    assert text.count("new ") == 4
+    assert text.count("new     ") == 4
+    assert text.endswith("4 runs: 4 new\n")
 
 
 def test_finished_cells_are_skipped_and_other_settings_refused(tmp_path, capsys):

@@ -93,4 +93,4 @@ def test_the_help_names_the_default(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert f"(default: {MIN_TRUST:g}" in text.partition("--min-trust X")[2].partition("--")[0]
+    assert f" {MIN_TRUST:g})" in text.partition("--min-trust X ")[2].partition(" --")[0]

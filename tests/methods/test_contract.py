@@ -182,6 +182,19 @@ def test_other_methods_can_do_without_a_warm_up(name):
 
 
 @variants
+def test_a_run_of_warm_up_alone_is_noticed_if_the_warm_up_is_another_training(variant):
+    method, only = method_of(variant), method_of(variant, warmup=EPOCHS)
+    first, *_, last = method.phases()
+    assert method.corrects or first.steps == last.steps
+    assert method.notices_at_start().get("warm-up only") is None
+    text = only.notices_at_start().get("warm-up only")
+    if method.corrects:
+        assert text.startswith(f"all epochs are warm-up, so {method.corrects} never corrects a ")
+    else:
+        assert text is None
+
+
+@variants
 def test_roles_are_those_of_networks_that_exist(variant):
     method = method_of(variant)
     every = {*method.networks, *method.ema}

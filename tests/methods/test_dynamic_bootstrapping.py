@@ -292,6 +292,16 @@ def test_without_two_modes_the_mixture_before_is_kept_and_counted():
     assert torch.equal(state.noisy_N, flagged)
 
 
+@pytest.mark.parametrize(("epochs", "never"), [(8, True), (9, False)])
+def test_a_run_that_ends_with_guided_mixup_says_so(epochs, never):
+    changes = {"epochs": epochs, "warmup": 3, "guided_epochs": 5}
+    found = method_of(bootstrapping="soft-to-hard", **changes).notices_at_start()["guided only"]
+    assert (found is not None) == never
+    if never:
+        assert found.startswith("the 5 epochs after the warm-up are guided mixup")
+    assert method_of(bootstrapping="hard", **changes).notices_at_start()["guided only"] is None
+
+
 def test_a_network_that_predicts_one_class_is_noticed():
     method = method_of()
     state = method.start(GIVEN, C)

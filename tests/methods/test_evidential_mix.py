@@ -222,6 +222,15 @@ def test_three_groups_are_told_apart(as_released):
     torch.testing.assert_close(state.evidential_N, wanted)
 
 
+def test_probabilities_of_groups_are_at_most_one():
+    """However the sum over 20 components is rounded."""
+    random = torch.Generator().manual_seed(0)
+    low, middle, high = torch.rand(3, 3000, generator=random)
+    loss_N = torch.cat([0.2 * low, 0.4 + 0.3 * middle, 0.9 + 0.2 * high])
+    p_N3, _ = evidential_mix.probability_of_groups(loss_N, evidential_mix.RELEASED)
+    assert p_N3.max() == 1
+
+
 def test_groups_of_the_released_program():
     """Twenty components; means below 0.3 are clean, above 0.7 closed."""
     random = np.random.default_rng(0)
@@ -280,10 +289,10 @@ def test_a_group_without_images_is_a_notice():
     state.clean_N[::2] = False
     assert text() is None
     state.clean_N[1:] = False
-    assert "no label counts as clean but one" in text()
+    assert "only one label counts as clean" in text()
     state.clean_N.fill_(True)
     state.closed_N[1:] = False
-    assert "no label counts as wrong but one" in text()
+    assert "only one label counts as wrong" in text()
 
 
 def test_a_class_without_evidence_is_a_notice():

@@ -317,6 +317,12 @@ def test_a_label_that_stands_for_another_class_is_refused(classes, epsilon):
     method_of(classes, label_smoothing=1 - 1 / classes - 0.01)
 
 
+def test_it_needs_a_warm_up():
+    """Without one no label is clean at first, and on digits it stayed at chance."""
+    with pytest.raises(InputError, match=r"^--warmup must be at least 1 for --method jo-src: the "):
+        method_of(warmup=0)
+
+
 def test_the_threshold_does_not_fall():
     with pytest.raises(InputError, match=r"^--last-clean-threshold 0.6 .*--clean-threshold 0.75$"):
         method_of(last_clean_threshold=0.6)

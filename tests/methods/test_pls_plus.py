@@ -467,6 +467,13 @@ def test_switches_that_contradict_each_other_are_refused():
         ({"selection": "neighbours", "mode_gate": 2.0}, "--mode-gate"),
         ({"noise_metric": "js", "ema_scoring": True, "ema_decay": 0.9}, "--noise-metric js"),
         ({"ema_prediction": True}, "--ema-prediction: needs --ema-decay"),
+        ({"mixup": False, "cutmix": 0.5}, "--cutmix: does nothing with --no-mixup"),
+        ({"mixup": False, "mixup_alpha": 4}, "--mixup-alpha: does nothing with --no-mixup"),
+        ({"correct": False, "debias": 1}, "--debias: does nothing with --no-correct"),
+        (
+            {"correct": False, "ema_decay": 0.9, "ema_pseudo_labels": True},
+            "--ema-pseudo-labels: does nothing with --no-correct",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             method_of(**switches)

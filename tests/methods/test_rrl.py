@@ -450,6 +450,9 @@ def test_what_is_noticed():
     state.used_N[:] = False
     found = method.notices(state, W, [1.0], CLASSES)
     assert found["used"].startswith("only 0.0% of the images have a label that is confident enough")
+    for share, epoch, said in ((0.0, W, True), (0.0, W - 1, False), (0.01, W, False)):
+        found = method.notices(state, epoch, [0.3, share], CLASSES)["kept"]
+        assert (found is not None) == said
     assert method.notices_at_start() == {"warm-up only": None}
     only = method_of(warmup=EPOCHS).notices_at_start()["warm-up only"]
     assert only.startswith("all epochs are warm-up, so RRL never corrects a label")

@@ -1,11 +1,15 @@
 """The comparison of runs."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from pseudoloss.report.comparing import (
     agreement,
     disagreements,
+    join_rows,
     with_unique_names,
     write_comparison,
 )
@@ -89,3 +93,15 @@ def test_names_are_unique(folders, tmp_path):
     parent = tmp_path.name
     assert names == [f"{parent}/first", f"{parent}/first (2)", f"{parent}/first (3)"]
     assert [one.name for one in with_unique_names([record])] == ["first"]
+
+
+def test_images_of_a_corrected_table_are_those_of_its_source(tmp_path):
+    """The table that `apply` wrote has whole paths."""
+    record = read_record(write_audit(tmp_path, "audit"))
+    whole = [str(Path(record.labels.source) / path) for path in record.table["path"]]
+    fixed = replace(
+        record,
+        table=record.table.assign(path=whole),
+        labels=replace(record.labels, source=str(tmp_path / "fixed.csv")),
+    )
+    assert len(join_rows(record, fixed)) == len(record.table)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +17,11 @@ from PIL import Image
 
 from pseudoloss.cli import main
 from pseudoloss.errors import InputError
+from pseudoloss.labels.table import write_labels
 from pseudoloss.report import page as page_module
 from pseudoloss.report.page import MAX_BYTES, breakable_name, likely, write_report
 from pseudoloss.report.svg import clean
+from pseudoloss.report.texts import duration
 from pseudoloss.spreadsheets import safe_text
 from report_folders import HOSTILE, write_audit
 from report_pages import Page, assert_accessible, assert_self_contained
@@ -145,6 +148,10 @@ def test_noise_that_is_not_known(tmp_path):
     assert "uncertain: too few images" in page.texts
     assert "too few images" in page.texts
     assert "it can be from 10.0 to 90.0%" in page.text
+    noise |= {"low": 0.0, "high": 1.0}
+    page = read(write_report(write_audit(tmp_path, "wide", summary={"estimated_noise": noise})))
+    assert "not known" in page.texts
+    assert "about 40%" not in page.texts
 
 
 def test_images_that_are_gone(tmp_path):
@@ -335,3 +342,20 @@ def test_help_and_errors_do_not_import_torch(arguments):
         "assert not {'torch', 'pandas', 'numpy', 'jinja2'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(6.2, "6 s"), (65, "1:05 min"), (None, None)])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_one_image_is_not_all_1(tmp_path):
+    folder = write_audit(tmp_path, n=30)
+    labels = pd.read_csv(folder / "labels.csv")
+    labels["p_noisy"] = [0.9] + [0.1] * (len(labels) - 1)
+    labels["trust"], labels["outlier_score"] = 0.2, [0.9] + [0.1] * (len(labels) - 1)
+    write_labels(labels, folder)
+    text = Page(write_report(folder).read_text()).text
+    assert "One image. The given label is probably wrong" in text
+    assert "One image with a doubtful label that is far from all classes." in text
+    assert "and then write a corrected copy: pseudoloss review audit" in " ".join(text.split())

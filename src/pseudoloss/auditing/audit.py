@@ -246,7 +246,8 @@ def _examine(
     check_classes(images)
     notices = [{"kind": "cache", "text": text} for text in found.notices]
     if skipped:
-        text = messages.skipped_files(skipped, folder.file("skipped.csv") if folder else None)
+        listed = folder.file("skipped.csv") if folder else None
+        text = messages.skipped_files(skipped, len(images), listed)
         notices.append({"kind": "skipped", "text": text})
     for notice in notices:
         reporter.notice(notice["text"])

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pseudoloss.auditing.features import is_file
 from pseudoloss.auditing.images import AuditImages
 from pseudoloss.data import Skipped
+from pseudoloss.labels.truth import truth_lines
 from pseudoloss.version import __version__
 
 SHOWN = 3  # pairs and classes that are named
@@ -14,7 +16,11 @@ SHOWN = 3  # pairs and classes that are named
 def introduction(images: AuditImages, settings: dict[str, Any], device: str) -> str:
     parts = images.parts
     splits = "" if len(parts) == 1 else f" ({', '.join(f'{parts[p]:,} {p}' for p in parts)})"
-    what = "rows of features" if images.entries is None and images.images_NCHW is None else "images"
+    what, features = "images", str(settings["features"])
+    if features == "array" or is_file(features):
+        what = "rows"
+    elif images.entries and isinstance(images.entries[0], Path):
+        what = "image files"  # not read yet: some may be skipped
     return (
         f"pseudoloss {__version__}: audit of {images.name}, method {settings['method']}, "
         f"seed {settings['seed']}, {device}\n"
@@ -22,11 +28,12 @@ def introduction(images: AuditImages, settings: dict[str, Any], device: str) -> 
     )
 
 
-def skipped_files(skipped: Sequence[Skipped], table: Path | None) -> str:
-    """Files that are not used; `table` lists all of them, if there is one."""
+def skipped_files(skipped: Sequence[Skipped], left: int, table: Path | None) -> str:
+    """Files that are not used, and how many images are left; `table` lists the former."""
     files = "1 file is" if len(skipped) == 1 else f"{len(skipped):,} files are"
     listed = "" if table is None else f"; {table} lists all"
-    return f"{files} skipped (the first: {skipped[0].path}, {skipped[0].reason}){listed}"
+    first = f"(the first: {skipped[0].path}, {skipped[0].reason})"
+    return f"{files} skipped {first}, {_count(left, 'image')} left{listed}"
 
 
 def conclusion(summary: dict[str, Any], path: Path | None) -> str:
@@ -69,7 +76,8 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
             f"  small       {_count(len(small), 'class', 'classes')} with too few images to judge: "
             f"{_first([f'{name} ({count})' for name, count in small.items()])}"
         )
-    lines += _truth(summary["truth"])
+    for name, line in zip(("truth", ""), truth_lines(summary["truth"]), strict=False):
+        lines.append(f"  {name:11} {line}")
     if path is not None:
         lines.append(f"  written     {path}/: labels.csv, pred_probs.npy, summary.json, …")
     return "\n".join(lines)
@@ -81,27 +89,6 @@ def _noise(noise: dict[str, Any]) -> list[str]:
     if not noise["known"]:
         lines = [f"  noise       not known; at a guess {text} are wrong"]
     return lines + [f"              {reason}" for reason in noise["reasons"]]
-
-
-def _truth(truth: dict[str, Any] | None) -> list[str]:
-    """Where true labels are known."""
-    if truth is None:
-        return []
-    scores = ", ".join(
-        f"{name} {truth[key]:.3f}"
-        for name, key in (
-            ("F1", "f1"),
-            ("AUC", "auc"),
-            ("precision", "precision"),
-            ("recall", "recall"),
-        )
-        if truth[key] is not None
-    )
-    return [
-        f"  truth       {truth['wrong']:.1%} of {truth['images']:,} labels are wrong: {scores}",
-        f"              right labels {truth['labels_right']:.1%}, after relabelling "
-        f"{truth['labels_right_applied']:.1%}",
-    ]
 
 
 def _first(names: Sequence[str]) -> str:

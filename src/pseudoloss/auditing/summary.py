@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from pseudoloss.auditing.estimate import SMALL_CLASS, NoiseEstimate
 from pseudoloss.auditing.images import AuditImages
@@ -12,7 +11,7 @@ from pseudoloss.auditing.neighbours import Duplicates
 from pseudoloss.auditing.outliers import OUTLIER
 from pseudoloss.auditing.scoring import LabelScores
 from pseudoloss.labels.decisions import ACTIONS, best_threshold
-from pseudoloss.scores import auc, calibration
+from pseudoloss.labels.truth import against_truth
 
 PAIRS = 20  # confused pairs and similar classes that are listed
 SIMILAR = 0.2  # share of the images of two classes that are predicted as the other class
@@ -49,7 +48,7 @@ def summarise(
             "images": int((table["outlier_score"] >= OUTLIER).sum()),
             "min_score": OUTLIER,
         },
-        "truth": _truth(table),
+        "truth": against_truth(table),
         "details": scores.details,
     }
 
@@ -121,33 +120,4 @@ def _duplicates(table: pd.DataFrame, duplicates: Duplicates) -> dict[str, Any]:
         "contradicting": int((labels > 1).sum()),
         "across_parts": int((parts > 1).sum()),
         "min_similarity": duplicates.min_similarity,
-    }
-
-
-def _truth(table: pd.DataFrame) -> dict[str, Any] | None:
-    """How right the audit is, where true labels are known; None if none are."""
-    if "truth" not in table or not table["truth"].notna().any():
-        return None
-    known = table[table["truth"].notna()]
-    wrong = (known["truth"] != "clean").to_numpy()
-    flagged = known["is_label_issue"].to_numpy()
-    true, given = known["true_label"].to_numpy(), known["given_label"].to_numpy()
-    relabel = (known["action"] == "relabel").to_numpy()
-    right = known["suggested_label"].to_numpy() == true
-    hits = int((wrong & flagged).sum())
-    p_noisy_N, score_N, wrong_N = (  # copies: pandas' own arrays may be read-only
-        torch.from_numpy(np.array(values))
-        for values in (known["p_noisy"].to_numpy(), known["label_score"].to_numpy(), wrong)
-    )
-    return {
-        "images": len(known),
-        "wrong": float(wrong.mean()),
-        "precision": hits / int(flagged.sum()) if flagged.any() else None,
-        "recall": hits / int(wrong.sum()) if wrong.any() else None,
-        "f1": 2 * hits / int(flagged.sum() + wrong.sum()) if flagged.any() or wrong.any() else None,
-        "auc": auc(-score_N, wrong_N),
-        "calibration_error": calibration(p_noisy_N, wrong_N)["error"],
-        "relabelled_right": float(right[relabel].mean()) if relabel.any() else None,
-        "labels_right": float((given == true).mean()),
-        "labels_right_applied": float(np.where(relabel, right, given == true).mean()),
     }

@@ -35,17 +35,17 @@ from pseudoloss.version import __version__
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
+COMMANDS: dict[str, Callable[[list[str]], None]] = {  # in the order in which they are used
     "demo": demo_command.run,
+    "inspect": inspect.run,
     "audit": audit.run,
-    "train": train.run,
-    "labels": labels.run,
     "report": report.run,
     "review": review.run,
+    "labels": labels.run,
     "apply": apply.run,
-    "inspect": inspect.run,
-    "predict": predict.run,
+    "train": train.run,
     "evaluate": evaluate.run,
+    "predict": predict.run,
     "export": export.run,
     "presets": presets.run,
     "experiments": experiments.run,
@@ -114,7 +114,7 @@ def overview() -> str:
     lines = [
         "usage: pseudoloss COMMAND [arguments] [options]",
         "",
-        "Train image classifiers on noisy labels, and find out which labels are wrong.",
+        "Find the wrong labels in an image dataset, correct them, and train in spite of them.",
         "",
         "commands:",
         *(f"  {name:11} {_summary(command)}" for name, command in COMMANDS.items()),

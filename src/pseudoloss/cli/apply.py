@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pseudoloss.cli.labels import add_thresholds
 from pseudoloss.cli.parser import Parser, path
 from pseudoloss.errors import InputError
+from pseudoloss.files import free_name
 from pseudoloss.terminal import one_line, show
 
 if TYPE_CHECKING:
@@ -15,12 +16,12 @@ SHOWN = 10  # pairs of classes
 
 
 def run(arguments: list[str]) -> None:
-    """Write a corrected copy of the source of a run or an audit.
+    """Write a corrected table or folder of the images; the source is never changed.
 
-    Labels are changed as people decided (decisions.jsonl in RUN, written by pseudoloss review) and,
-    where they did not, as the scores say; images marked as junk are left out. OUT is a table (.csv,
-    .parquet), a folder of links to the images with one folder per class or, for a source of arrays,
-    an .npz file. pseudoloss train and audit read it. The source is never changed.
+    RUN is the folder of a run or an audit. Labels are changed as people decided (decisions.jsonl in
+    RUN, written by pseudoloss review) and, where they did not, as the scores say; images marked as
+    junk are left out. OUT is a table (.csv, .parquet), a folder of links to the images with one
+    folder per class or, for a source of arrays, an .npz file. pseudoloss train and audit read it.
     """
     parser = Parser(
         "apply",
@@ -49,7 +50,8 @@ def run(arguments: list[str]) -> None:
         action="extend",
         default=[],
         choices=("junk", "review"),
-        help="images to leave out: junk (always), review (a doubtful label that was not decided)",
+        help="also leave out images: review, those with a doubtful label that nobody decided on; "
+        "junk is always left out",
     )
     add("--copy", action="store_true", help="copy images into the folder, instead of linking")
     args = parser.parse(arguments)
@@ -91,5 +93,6 @@ def report(found: "Applied") -> str:
         lines.append(f"left out: {listed}; listed in {found.left_out_file}")
     lines += [f"notice: {notice}" for notice in found.notices]
     follow = " --follow-links" if found.links else ""
-    lines.append(f"Next: pseudoloss train {shlex.quote(str(found.out))}{follow} --out NEW-RUN")
+    out = f"--out {free_name('run')}"
+    lines.append(f"Next: pseudoloss train {shlex.quote(str(found.out))}{follow} {out}")
     return "\n".join(map(one_line, lines))

@@ -15,6 +15,7 @@ from pseudoloss.cli.options import (
 from pseudoloss.cli.page import add_report
 from pseudoloss.cli.parser import Parser, number, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.files import free_name
 from pseudoloss.interrupts import renamed
 from pseudoloss.terminal import show
 
@@ -86,7 +87,7 @@ def next_steps(folder: Path, source: str) -> str:
     place = shlex.quote(str(folder))
     in_files = not source.startswith(("hf:", "wds:"))
     fixed = "table:      " if in_files else "folder:     "
-    out = "fixed.csv" if in_files else "fixed --copy"
+    out = free_name("fixed.csv") if in_files else f"{free_name('fixed')} --copy"
     return (
         f"Next: look at the images:          open {folder}/report.html in a browser\n"
         f"  or decide image by image:        pseudoloss review {place}\n"
@@ -143,8 +144,14 @@ def audit_parser() -> Parser:
         help="relabel if the probability that the suggestion is right is at least X and higher "
         "than that of the given label, else review (default: 0.4)",
     )
-    add("--folds", type=whole, default=5, metavar="N", help="of the cross-validation (default: 5)")
-    add("--seed", type=whole, default=1, metavar="N", help="of the folds (default: 1)")
+    add(
+        "--folds",
+        type=whole,
+        default=5,
+        metavar="N",
+        help="folds of the cross-validation (default: 5)",
+    )
+    add("--seed", type=whole, default=1, metavar="N", help="random seed of the folds (default: 1)")
     add_device(parser)
     add(
         "--corrupt",

@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> None:
     )
     parser.usage = "pseudoloss evaluate RUN SOURCE [options]"
     add = parser.add_argument
-    add("run", metavar="RUN", help="path of the run folder")
+    add("run", metavar="RUN", help="run folder, exported folder or model file")
     add("source", metavar="SOURCE", help="images with correct labels")
     add(
         "--part",

@@ -4,7 +4,8 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,14 @@ def experiments_run(arguments: list[str]) -> None:
     )
     if args.dry_run:
         cells.check_values(jobs)
+        known: list[str] = []
         for job in jobs:
             others = ", ".join(f"{before} (not {wanted})" for before, wanted in job.differences())
             state = "other" if others else job.state
             why = f": other settings: {others}" if others else job.damage and f": {job.damage}"
+            known.append(state)
             show(f"{state:7} {job.name}{why}\n        {job.command}")
+        show(f"{len(jobs):,} run{'s' * (len(jobs) != 1)}: {_totals(known)}")
         return
     if args.submit is not None:
         from pseudoloss.cli.submission import check, open_executor, submit
@@ -161,9 +165,8 @@ def experiments_run(arguments: list[str]) -> None:
         )
     except KeyboardInterrupt as error:
         raise renamed(error, "interrupted; run the same command to resume") from None
-    counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
-    show(", ".join(f"{count} {state}" for state, count in counts.items()))
-    if "done" not in counts:
+    show(_totals(states.values()))
+    if "done" not in states.values():
         return
     chosen = ["--out", str(args.out), *(["--only", *args.only] if args.only else [])]
     table = [experiment.name, *chosen, *(["--method", *args.method] if args.method else [])]
@@ -172,6 +175,12 @@ def experiments_run(arguments: list[str]) -> None:
     plot = {"selection": "accuracy", "same-harness": "accuracy-over-time"}.get(experiment.name)
     if plot is not None:
         show("   or: pseudoloss " + shlex.join(["experiments", "plot", plot, *chosen]))
+
+
+def _totals(states: Iterable[str]) -> str:
+    """How many runs are in each state."""
+    counts = Counter(states)
+    return ", ".join(f"{count:,} {state}" for state, count in counts.items())
 
 
 def _parameters(args: argparse.Namespace) -> dict[str, Any]:

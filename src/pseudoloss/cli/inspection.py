@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 from torch import Tensor
 
+from pseudoloss.auditing.audit import READING
 from pseudoloss.auditing.timing import audit_seconds
 from pseudoloss.cli.near_duplicates import difference_hash, near_groups
 from pseudoloss.config import Settings, as_flag, as_json
@@ -36,6 +37,7 @@ from pseudoloss.engine.choices import choose_reader, choose_size
 from pseudoloss.engine.fitting import choose_settings
 from pseudoloss.engine.timing import training_seconds
 from pseudoloss.errors import InputError, TrainingError
+from pseudoloss.files import free_name
 from pseudoloss.nn.devices import choose_device, device_name
 from pseudoloss.presets import request
 
@@ -98,6 +100,7 @@ class Plan:
     images: str  # where the images are kept: device, host or files
     device: str
     command: str
+    audit_command: str | None
 
 
 @dataclass(frozen=True)
@@ -433,22 +436,27 @@ def _plan(
         memory=memory,
         images=choose_place(train_bytes, device, settings.images) if keeps else "files",
         device=device.type,
-        command=_command(source, options),
+        command=_command("train", "run", source, options),
+        audit_command=_command("audit", "audit", source, options)
+        if isinstance(source, str | Path)
+        else None,
     )
 
 
-def _command(source: Source, options: ReadOptions) -> str:
-    """The command, or the call, that trains on the source."""
+def _command(verb: str, out: str, source: Source, options: ReadOptions) -> str:
+    """The command, or the call, that trains on the source or audits it."""
     given = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if getattr(options, field.name) != field.default
+        and (verb == "train" or field.name in READING)
     }
     if not isinstance(source, str | Path):
         keywords = "".join(f", {name}={value!r}" for name, value in given.items())
-        return f'pseudoloss.train(source, out="run"{keywords})'
+        return f'pseudoloss.{verb}(source, out="{out}"{keywords})'
     flags = [
         as_flag(name, shlex.quote(str(value)) if value is not True else True)
         for name, value in given.items()
     ]
-    return " ".join(["pseudoloss train", shlex.quote(str(source)), "--out run", *flags])
+    place = shlex.quote(str(source))
+    return " ".join(["pseudoloss", verb, place, "--out", free_name(out), *flags])

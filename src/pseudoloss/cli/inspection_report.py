@@ -25,13 +25,9 @@ def report(found: Inspection) -> str:
     lines.append("")
     lines += [f"Training would refuse this: {_one_line(problem)}" for problem in found.problems]
     if not found.problems:
-        command = found.plan.command
-        plain = command.removeprefix("pseudoloss train ").removesuffix(" --out run")
-        if command == f"pseudoloss train {plain} --out run":  # no option that audits lack
-            lines.append(f"Next: pseudoloss audit {plain} --out audit")
-            lines.append(f"  or: {command}")
-        else:
-            lines.append(f"Next: {command}")
+        commands = [found.plan.audit_command, found.plan.command]
+        following = [command for command in commands if command is not None]
+        lines += [f"Next: {following[0]}", *(f"  or: {command}" for command in following[1:])]
     return "\n".join(lines)
 
 
@@ -88,17 +84,16 @@ def _duplicate_rows(found: Duplicates) -> Rows:
     if not found.same_bytes + found.same_pixels + found.near.pictures:
         return [("duplicates", "none")]
     copies = _count(found.same_bytes, "copy", "copies")
-    rows = [
-        (
-            "duplicates",
-            f"{copies} with the same bytes, {found.same_pixels:,} with the same pixels only",
-        )
-    ]
+    text = f"{copies} with the same bytes, {found.same_pixels:,} with the same pixels only"
+    if not found.same_bytes + found.same_pixels:
+        text = "no exact copies"
+    rows = [("duplicates", text)]
+    order = "; different labels first" if found.near.pictures > 1 else ""
     kinds = (
         (found.across_classes, "with different labels: at least one label is wrong"),
         (found.across_parts, "both for training and for testing: accuracy would be too high"),
         (found.within_class, "more than once in one class"),
-        (found.near, "in nearly the same form more than once; different labels first"),
+        (found.near, f"in nearly the same form more than once{order}"),
     )
     for kind, problem in kinds:
         if kind.pictures:

@@ -18,7 +18,7 @@ SHOWN = 20  # rows in a terminal, without --top
 
 
 def run(arguments: list[str]) -> None:
-    """List the labels of a run or an audit; decide again what to do with each.
+    """List the labels of a run or an audit; filter and export them.
 
     RUN is a run folder (of an unfinished run, the labels of its last checkpoint) or the folder of
     an audit. Actions are decided from the stored scores: keep, relabel or review. Prints a short
@@ -104,13 +104,12 @@ def add_thresholds(parser: Parser) -> None:
     for name, text in (
         (
             "--threshold",
-            "flag a label if p_noisy is at least X (default: 0.5; for an audit the one with the "
-            "highest expected F1, from 0.25 to 0.5)",
+            "flag a label if p_noisy is at least X (default: that of the audit; for a run 0.5)",
         ),
         (
             "--min-trust",
-            "an issue is relabelled from this trust on, if the candidate is more probable than the "
-            "given label (default: 0.4; for an audit, what it was given)",
+            "relabel a flagged label if trust is at least X and higher than the probability of the "
+            "given label, else review (default: that of the audit; for a run 0.4)",
         ),
     ):
         parser.add_argument(name, type=number, metavar="X", help=text)

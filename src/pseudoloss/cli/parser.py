@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from pseudoloss.errors import InputError, did_you_mean
+from pseudoloss.errors import InputError, did_you_mean, name_hint
 
 MANY = 8  # choices: more of them are not listed in braces, the help text names them
 
@@ -44,8 +44,19 @@ class Parser(argparse.ArgumentParser):
             raise InputError(f"{first}: no such {kind}{hint}")
         return args
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Instead of argparse's list of all choices, the similar ones."""
+        if action.choices is not None and value not in action.choices:
+            name = "/".join(action.option_strings) or str(action.metavar or action.dest)
+            hint = name_hint(str(value), map(str, action.choices))
+            raise InputError(f"{name} {value}: no such choice{hint}")
+
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+        message = message.removeprefix("argument ")
+        _, required, names = message.partition("the following arguments are required: ")
+        if required:
+            message = f"missing: {names}"
+        raise InputError(f"{message} (see {self.prog} --help)")
 
 
 def add_several(parser: Parser, name: str, metavar: str, text: str) -> None:

@@ -22,9 +22,9 @@ def run(arguments: list[str]) -> None:
     RUN is a run folder, a folder written by pseudoloss export --format safetensors, or a
     .safetensors file. IMAGES are image files, folders (searched recursively), tables (.csv, .tsv,
     .parquet) with a column path, and WebDataset shards (wds:FOLDER). Images are preprocessed as in
-    training. Prints one row per
-    image: path, label, probability. If IMAGES is one folder or table, paths are relative to it, as
-    in the label table of a run. Files that cannot be read are reported and skipped.
+    training. Prints one row per image: path, label, probability. If IMAGES is one folder or table,
+    paths are relative to it, as in the label table of a run. Files that cannot be read are reported
+    and skipped.
     """
     parser = Parser(
         "predict",
@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> None:
     )
     parser.usage = "pseudoloss predict RUN IMAGES ... [options]"
     add = parser.add_argument
-    add("run", metavar="RUN", help="path of the run folder")
+    add("run", metavar="RUN", help="run folder, exported folder or model file")
     add("images", nargs="+", metavar="IMAGES", help="image files, folders, tables and shards")
     add(
         "--out",

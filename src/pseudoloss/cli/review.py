@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 from pseudoloss.cli.parser import Parser, path, whole
 from pseudoloss.errors import InputError
+from pseudoloss.files import free_name
 from pseudoloss.terminal import show
 
 
@@ -22,7 +23,7 @@ def run(arguments: list[str]) -> None:
     )
     parser.usage = "pseudoloss review RUN [options]"
     add = parser.add_argument
-    add("run", metavar="RUN", help="path of the run folder")
+    add("run", metavar="RUN", help="path of the run folder or audit")
     add(
         "--port",
         type=whole,
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> None:
         f"{made['skip']:,} skipped; {made['left']:,} left"
     )
     option = f" --decisions {shlex.quote(str(args.decisions))}" if args.decisions else ""
-    out = "fixed.csv" if served.are_files else "fixed.npz"
+    out = free_name("fixed.csv" if served.are_files else "fixed.npz")
     if served.source.startswith(("hf:", "wds:")):
-        out = "fixed --copy"
+        out = f"{free_name('fixed')} --copy"
     show(f"Next: pseudoloss apply {shlex.quote(args.run)}{option} --out {out}")

@@ -19,6 +19,7 @@ from pseudoloss.config import (
     setting_types,
 )
 from pseudoloss.errors import InputError
+from pseudoloss.files import free_name
 from pseudoloss.interrupts import renamed
 from pseudoloss.presets import PRESETS, request
 from pseudoloss.reading import READ_OPTIONS
@@ -54,7 +55,9 @@ def run(arguments: list[str]) -> None:
                         their training images alone
 
     Every setting is an option. The help shows the settings of one method, pls by default:
-    pseudoloss train --method elr --help shows those of elr.
+    pseudoloss train --method elr --help shows those of elr. The defaults shown are those of
+    --preset default; your own images get a preset and settings that fit them, which
+    pseudoloss inspect SOURCE shows.
     """
     args = train_parser(peek(arguments, "--preset"), peek(arguments, "--method")).parse(arguments)
     if args.out is None:
@@ -90,21 +93,25 @@ def run(arguments: list[str]) -> None:
         add_report(args.out)
         if not args.quiet:
             kinds = {notice["kind"] for notice in run.summary["notices"]}
-            show(next_steps(args.out, learned_nothing="end" in kinds))
+            known = run.summary["estimated_noise"].get("known", True)
+            show(next_steps(args.out, learned_nothing="end" in kinds, noise_known=known))
 
 
-def next_steps(folder: Path, learned_nothing: bool) -> str:
+def next_steps(folder: Path, learned_nothing: bool, noise_known: bool = True) -> str:
     """What to do with a finished run."""
     place = shlex.quote(str(folder))
     if learned_nothing:
         return (
             "Next: train with other settings (see the notice above), or find wrong labels without\n"
-            "  training: pseudoloss audit SOURCE --out audit"
+            f"  training: pseudoloss audit SOURCE --out {free_name('audit')}"
         )
     call = f"pl.load({str(folder)!r}).model.predict(images)"
+    decide = f"decide on labels: pseudoloss review {place}"
+    if not noise_known:  # then neither are the wrong labels
+        decide = f"audit the labels: pseudoloss audit SOURCE --out {free_name('audit')}"
     return (
         f"Next: open {folder}/report.html in a browser, or {folder}/labels.csv\n"
-        f"  or decide on labels: pseudoloss review {place}\n"
+        f"  or {decide}\n"
         f"  or classify images:  pseudoloss predict {place} photo.jpg folder/\n"
         f"  or use it in Python: import pseudoloss as pl; {call}"
     )

@@ -50,7 +50,8 @@ class Settings:
 
     # Length and learning rate
     epochs: Annotated[int, within(1, 1_000_000)] = 200
-    """Number of passes over the images."""
+    """Number of passes over the images. A value other than the preset's scales its warm-up and the
+    steps of its schedule."""
     warmup: Annotated[int | None, at_least(0)] = None
     """Warm-up epochs, before labels are corrected. None: 15% of the epochs (at least 1)."""
     batch_size: Annotated[int, within(2, 1_048_576)] = 256
@@ -191,6 +192,13 @@ def scaled_schedule(text: str, epochs: int, new_epochs: Any) -> str:
         return text
     starts = dict.fromkeys(max(1, round(start * int(new_epochs) / epochs)) for start in steps[0])
     return f"steps:{','.join(map(str, starts))}:{steps[1]:g}"
+
+
+def scaled_warmup(warmup: int, epochs: int, new_epochs: int) -> int:
+    """A warm-up for another number of epochs; 0 stays 0."""
+    if warmup == 0:
+        return 0
+    return min(max(1, round(warmup * new_epochs / epochs)), max(new_epochs - 1, 1))
 
 
 # ------------------------------------------------------------------- about the settings themselves

@@ -80,7 +80,11 @@ def epoch_metrics(trainer: Trainer, epoch: int) -> dict[str, Any]:
 
 
 def summarise(
-    trainer: Trainer, record: Any, noise: dict[str, Any], actions: dict[str, int]
+    trainer: Trainer,
+    record: Any,
+    noise: dict[str, Any],
+    actions: dict[str, int],
+    truth: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """summary.json; docs/run-folder.md describes it."""
     data, last = trainer.data, record.last
@@ -102,6 +106,7 @@ def summarise(
         "noise_rate": data.train.noise_rate,
         "noise": data.train.noise,
         "actions": actions,
+        "truth": truth,
         "seconds": record.seconds,
         "startup_seconds": record.startup_seconds,
         "epochs": record.epochs,

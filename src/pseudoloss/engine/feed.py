@@ -56,9 +56,9 @@ class Feed:
         for size in self.sizes:
             if size % parts:
                 raise InputError(f"--accumulate {parts} must divide batches of {size} images")
+            if distributed.active():  # of each stream, since a view may be of one stream alone
+                check_batch(size, parts)
         B = sum(self.sizes)
-        if distributed.active():
-            check_batch(B, parts)
         most = max(len(images) // self.sizes[0], 1)
         self.order_SB = torch.zeros(most, B, dtype=torch.long, device=device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)

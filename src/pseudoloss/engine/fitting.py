@@ -10,7 +10,7 @@ import torch
 
 from pseudoloss import distributed
 from pseudoloss.auditing.timing import heads_seconds
-from pseudoloss.config import EMBEDDED, Settings, scaled_schedule, setting_types
+from pseudoloss.config import EMBEDDED, Settings, scaled_schedule, scaled_warmup, setting_types
 from pseudoloss.data import Data, ScannedSource
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
@@ -82,17 +82,11 @@ class Pace(NamedTuple):
 def with_epochs(settings: Settings, epochs: int) -> Settings:
     """The settings with another number of epochs; an explicit warm-up and the steps of the learning
     rate are scaled with it."""
-    warmup = None if settings.warmup is None else scaled_warmup(settings, epochs)
+    warmup = settings.warmup
+    if warmup is not None:
+        warmup = scaled_warmup(warmup, settings.epochs, epochs)
     schedule = scaled_schedule(settings.schedule, settings.epochs, epochs)
     return replace(settings, epochs=epochs, warmup=warmup, schedule=schedule)
-
-
-def scaled_warmup(settings: Settings, epochs: int) -> int:
-    """An explicit warm-up for another number of epochs; 0 stays 0."""
-    named = settings.warmup_epochs
-    if named == 0:
-        return 0
-    return min(max(1, round(named * epochs / settings.epochs)), max(epochs - 1, 1))
 
 
 def measure_pace(trainer: Trainer, timed: int = TIMED, limit: float = math.inf) -> Pace:

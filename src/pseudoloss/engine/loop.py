@@ -23,6 +23,7 @@ from pseudoloss.errors import TrainingError
 from pseudoloss.files import write_checked
 from pseudoloss.interrupts import Stop, deferred
 from pseudoloss.labels.table import ACTIONS
+from pseudoloss.labels.truth import against_truth
 from pseudoloss.progress import SilentReporter
 from pseudoloss.runs import METRICS, Run, RunFolder, model_weights
 
@@ -292,7 +293,7 @@ def finish(
         settings=trainer.settings,
         labels=labels,
         metrics=pd.DataFrame(lines),
-        summary=summarise(trainer, record, noise, actions_of(labels)),
+        summary=summarise(trainer, record, noise, actions_of(labels), against_truth(labels)),
         model=trainer.model,
         path=folder.path if folder else None,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from pseudoloss import distributed
 from pseudoloss.config import as_flag
 from pseudoloss.engine.trainer import Trainer
+from pseudoloss.labels.truth import truth_lines
 from pseudoloss.nn.devices import device_name
 from pseudoloss.runs import resume_command
 from pseudoloss.version import __version__
@@ -141,12 +142,13 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
             lines.append("             whose labels may be wrong too")
     if detection["auc"] is not None:
         lines.append(
-            f"  detection  precision {_two(detection['precision'])}, "
-            f"recall {_two(detection['recall'])}, AUC of the loss {_two(detection['auc'])}"
+            f"  training   labels flagged in the last epoch: precision "
+            f"{_two(detection['precision'])}, recall {_two(detection['recall'])}; "
+            f"AUC of the loss {_two(detection['auc'])}"
         )
     if pseudo_labels["accuracy"] is not None:
         lines.append(
-            f"  suggested  {pseudo_labels['accuracy']:.1f}% right on flagged images, "
+            f"             their pseudo-labels: {pseudo_labels['accuracy']:.1f}% right; "
             f"AUC of trust {_two(pseudo_labels['auc'])}"
         )
     lines += [f"  noise      {line}" for line in noise_lines(summary["estimated_noise"])]
@@ -155,6 +157,8 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
     lines.append(
         f"  labels     {keep:,} to keep, {relabel:,} to relabel, {review:,} to review{too}"
     )
+    for name, line in zip(("truth", ""), truth_lines(summary["truth"]), strict=False):
+        lines.append(f"  {name:10} {line}")
     if path is not None:
         lines.append(f"  written    {path}/: labels.csv, model.safetensors, summary.json, …")
     return "\n".join(lines)
@@ -168,8 +172,8 @@ def noise_lines(noise: dict[str, Any]) -> list[str]:
     said = f"about {noise['rate']:.1%} of the labels are probably wrong"
     if not noise["known"]:
         said = f"not known; at a guess {noise['rate']:.1%} of the labels are wrong"
-        if noise["high"] - noise["low"] >= 1:
-            said = f"{noise['rate']:.1%} of the labels are flagged; how many are wrong is not known"
+        if noise["high"] - noise["low"] >= 1:  # then the rate is not even a guess
+            said = "not known"
         return [f"{said}: {'; '.join(noise['reasons'])}"]
     return [f"{said} ({between}); most in class {worst} ({rates[worst]:.1%})"]
 

@@ -130,7 +130,8 @@ def _begin(
         folder.refuse_if_taken()
     if folder and recorded and folder.finished:
         asked.resume(recorded.settings)  # refuses other settings
-        return _already_finished(folder, reporter)
+        _read_options(reading, recorded)  # and options for reading
+        return _already_finished(folder, reporter, other_source(source, recorded))
     if source is None:
         source = _recorded_source(recorded, out, resume)
     if recorded is None:
@@ -146,9 +147,10 @@ def _begin(
             job.skipped, folder.skipped if folder else None
         )
         if recorded and recorded.fingerprint != job.data.fingerprint():
+            other = other_source(source, recorded)
             raise InputError(
                 f"--resume: the images or labels of {job.data.name} are not those the run began "
-                "with"
+                f"with{other and f' ({other})'}"
             )
         if distributed.active():
             facts = {"fingerprint of the data": job.data.fingerprint()}
@@ -201,9 +203,21 @@ def _train_in(
                 return fit(trainer, folder, job.notices, limits, log)
 
 
-def _already_finished(folder: RunFolder, reporter: Reporter) -> Run:
+def _already_finished(folder: RunFolder, reporter: Reporter, other: str = "") -> Run:
     reporter.say(f"{folder.path} is already finished.")
+    if other:
+        reporter.notice(f"{other}. For a new run, choose another --out")
     return load(folder.path)
+
+
+def other_source(source: Source | None, recorded: Recorded) -> str:
+    """That a run was started on another source than SOURCE names; empty if not. It may be the same
+    one, moved."""
+    if source is None or recorded.from_python or not isinstance(source, str | Path):
+        return ""
+    if absolute(str(source)) == recorded.source:
+        return ""
+    return f"the run is of {recorded.source}, not of {source}"
 
 
 # ----------------------------------------------------------------------- what cannot be trained

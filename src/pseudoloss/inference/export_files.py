@@ -276,6 +276,9 @@ def _noise(noise: Mapping[str, Any]) -> list[str]:
         for name, found in noise["by_class"].items()
     }
     worst = sorted(shares.items(), key=lambda item: -item[1])[:WORST_CLASSES]
+    if not noise.get("known", True):
+        reasons = f": {_escape('; '.join(noise['reasons']))}" if noise.get("reasons") else ""
+        return [f"How many of the training labels are wrong is not known{reasons}."]
     lines = [f"An estimated {noise['rate']:.1%} of the training labels are wrong; most in:", ""]
     return lines + [f"- {_escape(name)}: {share:.1%}" for name, share in worst]
 

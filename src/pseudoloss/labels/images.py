@@ -44,7 +44,7 @@ class RunImages:
         self._part_N = labels.table["part"].to_numpy()
         self._index_N = labels.table["index"].to_numpy()
         self.replaced_N = _replaced(labels)
-        self._root = _root(labels.source)
+        self._root = source_root(labels.source)
         self.limits = limits_of(recorded_options(labels.reading))
         self._opening = Lock()
         self._decoding = BoundedSemaphore(AT_ONCE)
@@ -152,7 +152,7 @@ def media_type(image: bytes) -> str:
     return "image/png" if image.startswith(b"\x89PNG") else "image/jpeg"
 
 
-def _root(source: str | None) -> Path | None:
+def source_root(source: str | None) -> Path | None:
     """The folder that the paths in the table are relative to; None if they name no files."""
     if source is None or source == "digits":
         return None

@@ -334,6 +334,8 @@ class Method:
     """Networks have a linear decoder from the projection to the features; see `Outputs`."""
     compared: tuple[str, ...] = ("metrics",)
     """Keys of what `compare` may return."""
+    corrects: str | None = None
+    """What notices call the method, if it corrects labels and does so after the warm-up only."""
 
     def __init__(self, detector: Detector, warmup: int) -> None:
         self.detector = detector
@@ -389,7 +391,14 @@ class Method:
 
     def notices_at_start(self) -> dict[str, str | None]:
         """What is wrong with the settings, by kind, before the first epoch."""
-        return {}
+        if self.corrects is None:
+            return {}
+        only = self.warmup == sum(phase.epochs for phase in self.phases())
+        text = (
+            f"all epochs are warm-up, so {self.corrects} never corrects a label. Use more --epochs "
+            "or a shorter --warmup."
+        )
+        return {"warm-up only": text if only else None}
 
     def notices(
         self, state: Any, epoch: int, noisy: Sequence[float], classes: Sequence[str]

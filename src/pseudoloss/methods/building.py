@@ -47,6 +47,8 @@ from pseudoloss.methods.pls_plus import STRONG_VIEWS, PLSPlus, Switches
 from pseudoloss.methods.pseudo_labels import PLSState
 
 NORMALISE = {"sum": pls.by_sum, "max": pls.by_max}
+# Additions of PLS-plus to parts of PLS that can be switched off.
+ADDED_TO = {"mixup": ("cutmix", "mixup_alpha"), "correct": ("debias", "ema_pseudo_labels")}
 
 
 class Given(NamedTuple):
@@ -293,6 +295,10 @@ def _check_switches(own: PLSPlusSettings) -> None:
     for name in ("ema_pseudo_labels", "ema_scoring", "ema_prediction"):
         if getattr(own, name) and own.ema_decay == 0:
             raise InputError(f"{flag(name)}: needs --ema-decay, such as 0.999")
+    for part, additions in ADDED_TO.items():
+        for name in additions:
+            if not getattr(own, part) and getattr(own, name) != getattr(PLSPlusSettings, name):
+                raise InputError(f"{flag(name)}: does nothing with {flag(f'no_{part}')}")
     by_mixture = own.selection == "mixture"
     if not by_mixture and (own.loss_momentum > 0 or own.mode_gate > 0):
         name = "--loss-momentum" if own.loss_momentum > 0 else "--mode-gate"

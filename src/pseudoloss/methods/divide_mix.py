@@ -76,6 +76,7 @@ class DivideMixState(LabelState):
 class DivideMix(Method):
     networks = (FIRST, SECOND)
     predicts = (FIRST, SECOND)
+    corrects = "DivideMix"
 
     def __init__(
         self,

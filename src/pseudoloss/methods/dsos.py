@@ -100,6 +100,8 @@ class DSOSState(LabelState):
 
 
 class DSOS(Method):
+    corrects = "DSOS"
+
     def __init__(
         self,
         detector: Detector,
@@ -203,13 +205,6 @@ class DSOS(Method):
             return known
         suggested_N = torch.where(state.noisy_N, state.latest_N, state.label_N)
         return known._replace(suggested_N=suggested_N, trust_N=state.u_N)
-
-    def notices_at_start(self) -> dict[str, str | None]:
-        only = (
-            "all epochs are warm-up, so DSOS never corrects a label. Use more --epochs or a "
-            "shorter --warmup."
-        )
-        return {"warm-up only": only if self.warmup == self.epochs else None}
 
     def notices(
         self, state: DSOSState, epoch: int, noisy: Sequence[float], classes: Sequence[str]

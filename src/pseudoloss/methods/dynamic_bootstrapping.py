@@ -94,6 +94,8 @@ class BootstrappingState(LabelState):
 
 
 class DynamicBootstrapping(Method):
+    corrects = "Dynamic Bootstrapping"
+
     def __init__(
         self,
         detector: Detector,
@@ -257,6 +259,14 @@ class DynamicBootstrapping(Method):
         """The predicted class is suggested, as it corrects the label in training."""
         known = super().verdict(state, epoch)
         return known._replace(suggested_N=state.predicted_N, trust_N=state.confidence_N)
+
+    def notices_at_start(self) -> dict[str, str | None]:
+        only = self.epochs - self.warmup == self.guided_epochs > 0
+        text = (
+            f"the {self.guided_epochs} epochs after the warm-up are guided mixup, so labels are "
+            "never corrected. Use more --epochs or fewer --guided-epochs."
+        )
+        return super().notices_at_start() | {"guided only": text if only else None}
 
     def notices(
         self,

@@ -112,6 +112,7 @@ class EvidentialMixState(LabelState):
 class EvidentialMix(Method):
     networks = (CLASSIFIER, EVIDENTIAL)
     predicts = (CLASSIFIER,)
+    corrects = "EvidentialMix"
 
     def __init__(
         self,

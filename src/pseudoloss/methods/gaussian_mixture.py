@@ -83,8 +83,10 @@ def posterior(values_B: Tensor, found: Components) -> Tensor:
 
 
 def posterior_of_groups(values_N: Tensor, found: Components, group_KG: Tensor) -> Tensor:
-    """The probability of groups of components (N,G), which `group_KG` says; in chunks."""
-    return torch.cat([posterior(part, found) @ group_KG for part in _split(values_N)])
+    """The probability of groups of components (N,G), which `group_KG` says; in chunks. At most 1,
+    whatever a sum is rounded to."""
+    chunks = [posterior(part, found) @ group_KG for part in _split(values_N)]
+    return torch.cat(chunks).clamp(max=1)
 
 
 def scaled(values_N: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:

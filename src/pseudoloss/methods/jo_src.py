@@ -113,6 +113,8 @@ class JoSRCState(LabelState):
 
 
 class JoSRC(Method):
+    corrects = "Jo-SRC"
+
     def __init__(
         self,
         detector: Detector,
@@ -246,11 +248,12 @@ class JoSRC(Method):
 
     def notices_at_start(self) -> dict[str, str | None]:
         """With few classes, smoothed labels of two classes are close to each other."""
+        found = super().notices_at_start()
         one_BC, other_BC = smoothed(torch.tensor([[0], [1]]), self.classes, self.epsilon)
         p_clean = 1 - float(js_divergence(one_BC, other_BC))
         if p_clean < self.thresholds[0]:
-            return {"smoothing": None}
-        return {
+            return found | {"smoothing": None}
+        return found | {
             "smoothing": f"with {self.classes} classes and --label-smoothing {self.epsilon:g}, "
             f"wrong labels count as clean: they score up to {p_clean:.2f}, and --clean-threshold "
             f"is {self.thresholds[0]:g}. Use a lower --label-smoothing, such as 0.1."

@@ -220,6 +220,7 @@ class PLS(Method):
     """Algorithm 1. Methods that add to it can override single parts of it."""
 
     compared = ("metrics", "bias", "pseudo_loss")
+    corrects = "PLS"
     scored_by: str | None = None  # role of the network that both stages ask; None: that predicts
     pseudo_labels_by: str = NET  # ... and of the one that makes pseudo-labels
 
@@ -410,10 +411,6 @@ class PLS(Method):
             found["metrics"]["pseudo_labels"] = aucs
             found |= more
         return found
-
-    def notices_at_start(self) -> dict[str, str | None]:
-        only = self.warmup == self.epochs
-        return {"warm-up only": pls_notices.WARM_UP_ONLY if only else None}
 
     def notices(
         self, state: PLSState, epoch: int, noisy: Sequence[float], classes: Sequence[str]

@@ -14,10 +14,6 @@ ALMOST_NONE = 0.01
 SWING = 0.3
 SWINGS, WATCHED = 3, 10  # so many swings in so many epochs
 
-WARM_UP_ONLY = (
-    "all epochs are warm-up, so PLS never corrects a label. Use more --epochs or a shorter "
-    "--warmup."
-)
 NO_TREND = (
     "--warmup-trend needs a warm-up of at least 2 epochs to see a margin rise; with 1 it does "
     "nothing. Use a longer --warmup."

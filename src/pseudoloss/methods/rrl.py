@@ -38,6 +38,10 @@ from pseudoloss.nn.views import WEAK_DRAWS, Views
 
 FEW_USED = 0.02  # of all images: a notice says so
 PART = 2**14  # images at a time
+ALL_KEPT = (
+    "RRL keeps every given label, so nothing is corrected. If you know of wrong labels, try a "
+    "higher --keep-threshold."
+)
 
 # ----------------------------------------------------------------------------- contrastive losses
 
@@ -131,6 +135,7 @@ def used(state: RRLState) -> Tensor:
 
 
 class RRL(Method):
+    corrects = "RRL"
     decoder = True
 
     def __init__(
@@ -280,15 +285,15 @@ class RRL(Method):
             return known
         return known._replace(suggested_N=state.hard_N, trust_N=state.soft_NC.amax(1))
 
-    def notices_at_start(self) -> dict[str, str | None]:
-        only = "all epochs are warm-up, so RRL never corrects a label. Use more --epochs or a "
-        only += "shorter --warmup."
-        return {"warm-up only": only if self.warmup == self.epochs else None}
-
     def notices(
         self, state: RRLState, epoch: int, noisy: Sequence[float], classes: Sequence[str]
     ) -> dict[str, str | None]:
-        return {"prototypes": stale_prototypes(state, classes), "used": few_used(state)}
+        kept = not self.in_warm_up(epoch) and noisy[-1] == 0
+        return {
+            "prototypes": stale_prototypes(state, classes),
+            "used": few_used(state),
+            "kept": ALL_KEPT if kept else None,
+        }
 
 
 def stale_prototypes(state: RRLState, classes: Sequence[str]) -> str | None:

@@ -38,12 +38,12 @@ def empty_groups(clean: int, closed: int, images: int, fitted: bool) -> str | No
         )
     if clean <= 1 < images:
         return (
-            "no label counts as clean but one, so the classifier is trained with a single label. "
+            "only one label counts as clean, so the classifier is trained with a single label. "
             "Try a longer --warmup or a lower --lr."
         )
     if closed <= 1 < images:
         return (
-            "no label counts as wrong but one, so nothing is corrected. If you know of wrong "
+            "only one label counts as wrong, so almost nothing is corrected. If you know of wrong "
             "labels of images of these classes, try a longer --warmup."
         )
     return None

@@ -17,6 +17,7 @@ from pseudoloss.config import (
     as_json,
     flag,
     scaled_schedule,
+    scaled_warmup,
     setting_types,
     unknown_setting,
     upgrade_settings,
@@ -41,7 +42,8 @@ class Request:
 
         `fitting` are values that suit the data better than the preset's; what was asked for comes
         first. Settings of other methods are dropped from both. A batch size other than the preset's
-        scales the learning rate in proportion, and Adam and Muon have rates of their own.
+        scales the learning rate in proportion, another number of epochs its warm-up and the steps
+        of its schedule; and Adam and Muon have rates of their own.
         """
         preset = PRESETS[self.preset or default_preset]
         preset_method = preset.get("method", Settings.method)
@@ -66,11 +68,16 @@ class Request:
             values = values | {"lr": preset["lr"]} | self.values
         usual = Settings(**preset)
         batch_size = values.get("batch_size", usual.batch_size)
-        whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
+        whole = _is_whole(batch_size)
         if "lr" not in self.values and whole and batch_size != usual.batch_size:
             values["lr"] = usual.lr * int(batch_size) / usual.batch_size
-        if "schedule" not in self.values and "epochs" in values and "schedule" in values:
-            values["schedule"] = scaled_schedule(values["schedule"], usual.epochs, values["epochs"])
+        new_epochs = values.get("epochs", usual.epochs)
+        if "schedule" not in self.values and "schedule" in values:
+            values["schedule"] = scaled_schedule(values["schedule"], usual.epochs, new_epochs)
+        of_preset = "warmup" not in {**self.values, **(fitting or {})}
+        other = _is_whole(new_epochs) and new_epochs != usual.epochs
+        if of_preset and other and usual.warmup is not None:
+            values["warmup"] = scaled_warmup(usual.warmup, usual.epochs, int(new_epochs))
         return Settings(**values)
 
     def resume(self, recorded: Settings) -> Settings:
@@ -90,6 +97,10 @@ class Request:
                     f"leave {what} out to resume, or choose another --out"
                 )
         return settings
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _for_method(method: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Write the report that compares several runs."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -9,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pseudoloss.errors import InputError
-from pseudoloss.labels.images import SPLIT_OF, RunImages
+from pseudoloss.labels.images import SPLIT_OF, RunImages, source_root
 from pseudoloss.report import findings
 from pseudoloss.report.charts import Line, line_chart, rate_bar
 from pseudoloss.report.page import (
@@ -102,18 +103,28 @@ def with_unique_names(records: Sequence[Record]) -> list[Record]:
 
 def join_rows(a: Record, b: Record) -> pd.DataFrame:
     """Rows of the images that both runs have: columns `a` and `b`. Images are matched by split and
-    path or, for the same source without paths, by split and index."""
+    path (with the folder of the source, if no path alone matches: a table that `apply` wrote has
+    whole paths) or, for the same source without paths, by split and index."""
     by_path = all(record.table["path"].notna().all() for record in (a, b))
     if not by_path and a.labels.config.get("source") != b.labels.config.get("source"):
         return pd.DataFrame({"a": [], "b": []}, dtype="int64")
-    key = "path" if by_path else "index"
+    column = "path" if by_path else "index"
 
-    def keys(record: Record, name: str) -> pd.DataFrame:
+    def keys(record: Record, name: str, whole: bool) -> pd.DataFrame:
         split = record.table["part"].map(lambda part: SPLIT_OF.get(part, part))
-        rows = pd.DataFrame({"split": split, "key": record.table[key], name: record.table.index})
+        key = record.table[column]
+        if whole:
+            root = source_root(record.labels.source) or Path()
+            key = key.map(lambda path: os.path.normpath(root / path))
+        rows = pd.DataFrame({"split": split, "key": key, name: record.table.index})
         return rows.drop_duplicates(["split", "key"])
 
-    return keys(a, "a").merge(keys(b, "b"), on=["split", "key"])[["a", "b"]]
+    def matches(whole: bool) -> pd.DataFrame:
+        found = keys(a, "a", whole).merge(keys(b, "b", whole), on=["split", "key"])
+        return found[["a", "b"]]
+
+    found = matches(whole=False)
+    return matches(whole=True) if by_path and found.empty else found
 
 
 def agreement(a: Record, b: Record) -> Agreement:
@@ -225,6 +236,8 @@ def _column(record: Record) -> dict[str, str | None]:
         "images": f"{len(record.table):,}",
         "estimated wrong labels": percent(noise.rate)
         if noise.known
+        else "not known"
+        if noise.wide
         else f"about {percent(noise.rate, 0)}",
         "… likely": interval if noise.known else None,
         "labels to replace": f"{int(actions.get('relabel', 0)):,}",

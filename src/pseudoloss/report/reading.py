@@ -41,6 +41,12 @@ class Noise:
     reasons: tuple[str, ...]  # why the run cannot know
     by_class: tuple[ClassNoise, ...]  # the highest rate first
 
+    @property
+    def wide(self) -> bool:
+        """Whether the interval says nothing: then the rate is not even a guess."""
+        low, high = self.low, self.high
+        return not self.known and low is not None and high is not None and high - low >= 1
+
 
 @dataclass(frozen=True)
 class Examples:

@@ -32,9 +32,11 @@ def value_text(value: Any) -> str:
 
 
 def duration(seconds: Any) -> str | None:
-    """A time such as 1:05 min or 2:00:00 h; None if it is not known."""
+    """A time such as 6 s, 1:05 min or 2:00:00 h; None if it is not known."""
     if not isinstance(seconds, float | int) or not math.isfinite(seconds):
         return None
+    if round(seconds) < 60:
+        return f"{round(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"

@@ -41,6 +41,7 @@ def report(record: Record, top: int) -> dict[str, Any]:
         "scores": score_views.scores(record),
         "training": score_views.training(record),
         "truth": truth and score_views.truth_section(truth, record),
+        "decide": _decide(record),
         "command": command(record),
         "command_note": _command_note(record),
         "facts": _facts(record),
@@ -106,6 +107,8 @@ def _noise_tile(noise: Noise) -> dict[str, str]:
     label = "Wrong labels (estimate)"
     if not noise.known:
         reason = f": {noise.reasons[0]}" if noise.reasons else ""
+        if noise.wide:
+            return tile(label, "not known", reason.removeprefix(": "))
         return tile(label, f"about {percent(noise.rate, 0)}", f"uncertain{reason}")
     interval = between(noise.low, noise.high)
     return tile(
@@ -163,7 +166,7 @@ def _relabels(record: Record, top: int) -> dict[str, Any]:
     cards, total = findings.relabels(record, top), int((record.table["action"] == "relabel").sum())
     return {
         "cards": cards,
-        "text": f"{_first(len(cards), total)}, the most trusted first: given label → suggested "
+        "text": f"{_first(len(cards), total, 'the most trusted first')}: given label → suggested "
         "label. “Wrong” is the probability that the given label is wrong, “trust” that the "
         "suggestion is right.",
     }
@@ -173,14 +176,24 @@ def _reviews(record: Record, top: int) -> dict[str, Any]:
     cards, total = findings.reviews(record, top), int((record.table["action"] == "review").sum())
     return {
         "cards": cards,
-        "text": f"{_first(len(cards), total)}, the most doubtful first. The given label is "
+        "text": f"{_first(len(cards), total, 'the most doubtful first')}. The given label is "
         "probably wrong, but no other class is trusted: often the image shows several classes, "
         "or none.",
     }
 
 
-def _first(shown: int, total: int) -> str:
-    return f"All {total:,}" if shown == total else f"The first {shown:,} of {total:,}"
+def _decide(record: Record) -> str:
+    """The command to decide on labels; empty if the images cannot be found again."""
+    if record.labels.source is None or not record.table["is_label_issue"].any():
+        return ""
+    return f"pseudoloss review {shlex.quote(record.name)}"
+
+
+def _first(shown: int, total: int, order: str = "") -> str:
+    if total == 1:
+        return "One image"
+    text = f"All {total:,}" if shown == total else f"The first {shown:,} of {total:,}"
+    return f"{text}, {order}" if order else text
 
 
 def _duplicates(record: Record, top: int) -> dict[str, Any] | None:
@@ -209,8 +222,10 @@ def _outliers(record: Record, top: int) -> dict[str, Any] | None:
     if not cards:
         return None
     total = len(findings.outlier_rows(record))
-    text = "with a doubtful label that are far from all classes, the most certain first."
-    return {"cards": cards, "text": f"{_first(len(cards), total)} images {text}"}
+    text = "with a doubtful label that is far from all classes."
+    if total > 1:
+        text = "images with a doubtful label that are far from all classes, the most certain first."
+    return {"cards": cards, "text": f"{_first(len(cards), total)} {text}"}
 
 
 # ------------------------------------------------------------------------------------------ noise
@@ -225,7 +240,7 @@ def _noise(record: Record) -> dict[str, Any]:
     return {
         "text": _noise_text(record),
         "reasons": noise.reasons,
-        "reasons_title": "Why it is uncertain:" if not noise.known else "Please note:",
+        "reasons_title": "Why:" if not noise.known else "Please note:",
         "intervals": any(one.low is not None for one in noise.by_class),
         "hint": "The highest share first. The dashed line is the share of all labels.",
         "rows": rows[:CLASSES] if many else rows,
@@ -242,12 +257,13 @@ def _noise_text(record: Record) -> str:
     if noise.rate is None:
         return "There is no estimate."
     interval = between(noise.low, noise.high)
+    if noise.wide:
+        return "How many labels are wrong is not known."
     if not noise.known:
-        wide = noise.low is not None and noise.high is not None and noise.high - noise.low > 0.9
         text = (
             f"About {percent(noise.rate, 0)} of the labels seem to be wrong, but this is uncertain"
         )
-        return f"{text}; it can be from {interval}." if interval and not wide else f"{text}."
+        return f"{text}; it can be from {interval}." if interval else f"{text}."
     text = f"An estimated {percent(noise.rate)} of the labels are wrong"
     if interval:
         return f"{text}; the true share is likely from {interval}."

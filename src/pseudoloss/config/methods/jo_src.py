@@ -1,7 +1,7 @@
 """Settings of Jo-SRC."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pseudoloss.config.limits import BETWEEN_0_AND_1, SHARE, above, within
 from pseudoloss.config.methods.base import MethodSettings
@@ -13,8 +13,9 @@ class JoSRCSettings(MethodSettings):
 
     # Jo-SRC
     label_smoothing: Annotated[float, SHARE] = 0.6
-    """Share of a label that is spread over the other classes. A prediction is compared with this
-    soft label, so it also says how sure the network should be."""
+    """Share of a label that is spread over the other classes; the given class must keep the largest
+    share. A prediction is compared with this soft label, so it also says how sure the network
+    should be."""
     clean_threshold: Annotated[float, BETWEEN_0_AND_1] = 0.75
     """A label is clean if the divergence of prediction and label, in bits, is at most 1 minus a
     threshold. This is the threshold at the end of the warm-up, in which it rises from 0."""
@@ -27,3 +28,5 @@ class JoSRCSettings(MethodSettings):
     largest_divergence: Annotated[float, above(0, 1_000_000)] = 10.0
     """Bits up to which the two views of an out-of-distribution image are pushed apart. Not in the
     paper, where nothing bounds them."""
+
+    needs_warmup: ClassVar[str] = "the first decisions need a trained network"

@@ -8,6 +8,7 @@ where they still have to be decoded.
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from pseudoloss.data.sources.table import TABLE_SUFFIXES, table_splits
 from pseudoloss.data.sources.torch_datasets import is_torch_dataset, labelled_items
 from pseudoloss.data.sources.webdataset import absolute_place, webdataset
 from pseudoloss.data.sources.webfg import web
-from pseudoloss.errors import InputError, name_hint
+from pseudoloss.errors import InputError, did_you_mean, name_hint
 from pseudoloss.files import as_path, at_home
 
 # Text or a path; arrays; a dataset of Hugging Face or torch, which have no base class in common.
@@ -55,6 +56,7 @@ PUBLISHED = sorted([*ARRAY_DATASETS, *FILE_DATASETS])
 WITH_NOISE_RATIO = ("cnwl",)  # written NAME:DIR:RATIO
 
 TABLE_OPTIONS = ("path_column", "label_column", "split_column")
+MOST_NAMES = 1000  # in a folder, that a misspelt source is compared with
 FILE_OPTIONS = ("strict", "follow_links", "max_megabytes", "max_megapixels")
 
 
@@ -155,8 +157,25 @@ def open_arrays(spec: str) -> Data:
     if spec and at_home(spec).exists():
         raise InputError(f"source {spec}: neither a folder nor a table (.csv, .parquet, .npz)")
     if "/" in spec:
-        raise InputError(f"source {spec}: no such file or folder")
-    raise InputError(f"source {spec}: no such file, folder or dataset{name_hint(spec, known)}")
+        hint = did_you_mean(spec, _beside(spec))
+        raise InputError(f"source {spec}: no such file or folder{hint}")
+    hint = did_you_mean(spec, [*_beside(spec), *known]) or name_hint(spec, known)
+    raise InputError(f"source {spec}: no such file, folder or dataset{hint}")
+
+
+def _beside(spec: str) -> list[str]:
+    """Names that may have been meant: folders and tables in the folder where `spec` should be."""
+    folder = at_home(spec).parent
+    try:
+        found = list(islice(folder.iterdir(), MOST_NAMES))
+    except (OSError, ValueError):
+        return []
+    prefix = spec[: len(spec.rstrip("/")) - len(Path(spec).name)]
+    return [
+        f"{prefix}{entry.name}"
+        for entry in found
+        if entry.suffix.lower() in (*TABLE_SUFFIXES, ".npz") or entry.is_dir()
+    ]
 
 
 def check_exists(spec: str) -> None:
