@@ -220,9 +220,11 @@ def test_suggested_command_repeats_the_options(folder):
 
 def test_reasons_for_which_training_would_refuse(photos):
     found = inspect(photos("a/0.png", "a/1.png", "b/0.png"))
-    assert found.problems == ["labels: class b has one image; every class needs at least 2"]
-    assert "Training would refuse this: labels: class b has one image" in report(found)
-    assert "Next:" not in report(found)
+    assert found.problems == ["class b has one image; every class needs at least 2"]
+    assert "Training would refuse this: class b has one image" in report(found)
+    assert "Next: repair this, or audit the images as they are: pseudoloss audit" in report(found)
+    assert "pseudoloss train" not in report(found)
+    assert "Next:" not in report(inspect(photos("a/0.png", "a/1.png", root="one")))
 
 
 def test_class_without_an_image(photos):
@@ -230,7 +232,7 @@ def test_class_without_an_image(photos):
     (folder / "c").mkdir()
     found = inspect(folder)
     assert found.classes == {"a": 4, "b": 4, "c": 0}
-    assert found.problems == ["labels: class c has no image; every class needs at least 2"]
+    assert found.problems == ["class c has no image; every class needs at least 2"]
     (folder / "c" / "0.png").write_text("no image")
     assert inspect(folder).problems == found.problems
 

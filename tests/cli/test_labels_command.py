@@ -149,7 +149,7 @@ def test_apply(audit, tmp_path, capsys, monkeypatch):
         f"{out}: 9 images, 1 label changed (1 by score, 0 by people)",
         "      1  ant → bee",
         "left for review, with the given label: 3",
-        f"left out: 1 junk; listed in {tmp_path / 'fixed.left-out.csv'}",
+        f"left out: 1 × junk; listed in {tmp_path / 'fixed.left-out.csv'}",
         f"Next: pseudoloss train {out} --out run",
     ]
     assert pd.read_csv(out)["changed"].sum() == 1

@@ -49,7 +49,7 @@ def refused(message, call, *arguments):
         (b"path,label\na.png,cat,dog\n", "row 1 has 3 fields, but there are 2 columns"),
         (b"path,label\na.png\n", "row 1: label is empty"),
         (b'path,label\n"a.png,cat\n', "cannot be read .*EOF inside string"),
-        (b"", "cannot be read"),
+        (b"", "is empty"),
         (b"\0" * 1000, "has no column path"),
         (b"PAR1" * 100, "has no column path"),
     ],

@@ -159,7 +159,7 @@ def test_table_does_not_set_true_labels(table):
     ("text", "message"),
     [
         ("index,lable\n0,1", "needs the columns index,label or path,label"),
-        ("", "cannot be read"),
+        ("", "is empty"),
         (
             rows("index,label", range(39), CLEAN[:39]),
             r"1 images have no row \(the first has the index 39\)",

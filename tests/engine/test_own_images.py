@@ -69,7 +69,8 @@ def test_the_command_prints_what_it_skips_and_how_accuracy_is_measured(photos, t
     assert "1 file is skipped (the first: ant/broken.png" in text
     assert "Settings: --preset scratch and, to fit the images, --batch-size 4" in text
     assert "on held-out images" in text
-    assert "whose labels may be wrong too" in text
+    assert ", whose labels may be wrong too" in text
+    assert "their labels may be wrong too: the true accuracy can differ" in text
     assert "  noise      not known: " in text
 
 

@@ -89,7 +89,7 @@ def report(found: "Applied") -> str:
         lines.append(f"left for review, with the given label: {found.for_review:,}")
     if len(found.left_out):
         reasons = found.left_out["reason"].value_counts()
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        listed = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.items())
         lines.append(f"left out: {listed}; listed in {found.left_out_file}")
     lines += [f"notice: {notice}" for notice in found.notices]
     follow = " --follow-links" if found.links else ""

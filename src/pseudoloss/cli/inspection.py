@@ -397,7 +397,7 @@ def _problems(classes: dict[str, int], images: int, settings: Settings) -> list[
     try:
         check_counts(classes, "labels")
     except InputError as error:
-        found.append(str(error))
+        found.append(str(error).removeprefix("labels: "))
     if images < settings.batch_size:
         found.append(
             f"a batch of {settings.batch_size} images is larger than the training set ({images}): "

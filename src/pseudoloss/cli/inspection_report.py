@@ -24,8 +24,11 @@ def report(found: Inspection) -> str:
         lines += [f"  {title:11}{text}" for title, text in _timing_rows(found, found.timing)]
     lines.append("")
     lines += [f"Training would refuse this: {_one_line(problem)}" for problem in found.problems]
+    audit = found.plan.audit_command
+    if found.problems and audit and sum(count > 0 for count in found.classes.values()) > 1:
+        lines.append(f"Next: repair this, or audit the images as they are: {audit}")
     if not found.problems:
-        commands = [found.plan.audit_command, found.plan.command]
+        commands = [audit, found.plan.command]
         following = [command for command in commands if command is not None]
         lines += [f"Next: {following[0]}", *(f"  or: {command}" for command in following[1:])]
     return "\n".join(lines)

@@ -145,7 +145,7 @@ def conclusion(summary: dict[str, Any], path: Path | None) -> str:
             f"(best {accuracy['best']:.2f}% in epoch {accuracy['best_epoch']})"
         )
         if accuracy["noisy_labels"]:
-            lines.append("             whose labels may be wrong too")
+            lines.append("             their labels may be wrong too: the true accuracy can differ")
     if detection["auc"] is not None:
         lines.append(
             f"  training   labels flagged in the last epoch: precision "

@@ -16,6 +16,8 @@ from pseudoloss.errors import InputError, name_hint, reason
 from pseudoloss.files import at_home, open_regular
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+HEADER = 2**16  # bytes of the first line that are looked at
 
 
 def table_splits(path: Path, options: ReadOptions, where: str) -> dict[str, LabelledFiles]:
@@ -98,11 +100,15 @@ def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
             if path.suffix.lower() == ".parquet":
                 return pd.read_parquet(file)
             separator = "\t" if path.suffix.lower() == ".tsv" else ","
+            _check_header(file.readline(HEADER), separator, where)
+            file.seek(0)
             # The header is read as a row, so that a longer row is an error. Otherwise pandas uses
             # the first column of such a table as the index and shifts all other columns.
             rows = pd.read_csv(
                 file, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8"
             )
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{where}: no such file") from None
     except ImportError:
@@ -132,6 +138,19 @@ def read_rows(path: Path, where: str, used: Iterable[str]) -> pd.DataFrame:
         if name in rows.columns[again]:
             raise InputError(f"{where}: has two columns {name}; rename one of them")
     return rows[1:].loc[:, ~again]
+
+
+def _check_header(line: bytes, separator: str, where: str) -> None:
+    """Refuse an empty file, and one with other separators: spreadsheets write semicolons where a
+    comma is part of numbers."""
+    if not line:
+        raise InputError(f"{where}: is empty")
+    used = next((name for name in SEPARATORS if name.encode() in line), separator)
+    if separator.encode() not in line and used != separator:
+        raise InputError(
+            f"{where}: its columns are separated by {SEPARATORS[used]}; save it with "
+            f"{SEPARATORS[separator]}"
+        )
 
 
 def _starts(path: Path) -> bytes:
