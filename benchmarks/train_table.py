@@ -37,6 +37,7 @@ from pseudoloss.engine.history import POWER
 from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
+from pseudoloss.labels.decisions import MIN_TRUST
 from pseudoloss.methods import label_scores as ls
 from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
@@ -136,7 +137,8 @@ def measure(
     noise: tuple[float, float | None, float | None],
 ) -> dict[str, Any]:
     given, true = run["given"], run["true"]
-    wrong, moved = given != true, flagged & (trust >= 0.5)
+    wrong = given != true
+    moved = flagged & (trust >= MIN_TRUST) & (trust > 1 - p_noisy)
     right = int((candidate == true)[moved].sum())
     after = np.where(moved, candidate, given)
     numbers = {

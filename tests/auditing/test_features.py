@@ -96,10 +96,10 @@ def test_small_images(tmp_path):
     images, _ = make_images(n=5, channels=3, size=32)
     found = extract_arrays(torch.from_numpy(images).permute(0, 3, 1, 2))
     enlarged = [
-        np.asarray(Image.fromarray(image).resize((96, 96), Image.Resampling.BICUBIC))
+        np.asarray(Image.fromarray(image).resize((128, 128), Image.Resampling.BICUBIC))
         for image in images
     ]
-    assert found.name == "efficientnet-lite0@96"
+    assert found.name == "efficientnet-lite0@128"
     np.testing.assert_allclose(found.values_ND, embedded_by_hand(enlarged), atol=5e-3)
 
 

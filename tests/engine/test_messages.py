@@ -24,6 +24,22 @@ def test_the_introduction_counts_networks_and_warm_up():
 
 
 @pytest.mark.parametrize(
+    ("settings", "done", "wanted"),
+    [
+        ({"method": "divide-mix", "batch_size": 8}, 0, "8 steps of 16 images"),  # warm-up: 2·8
+        ({"method": "divide-mix", "batch_size": 8}, 1, "16 steps of 16 images"),  # 8 of both kinds
+        ({"method": "dsos", "batch_size": 16}, 0, "4 steps of 16 images"),
+        ({"method": "dsos", "batch_size": 16}, 1, "16 steps of 8 images"),  # half, and the pass
+        ({"method": "dsos", "main_batch_size": 32}, 1, "4 steps of 32 images"),
+    ],
+)
+def test_the_introduction_says_how_many_images_a_step_has(settings, done, wanted):
+    """Where a run begins or resumes."""
+    trainer = make_trainer(epochs=3, warmup=1, **settings)
+    assert f"; {wanted} per epoch" in messages.introduction(trainer, done)
+
+
+@pytest.mark.parametrize(
     ("settings", "cost"),
     [
         ({}, 8 / 3),  # two views without gradients, two with

@@ -17,6 +17,7 @@ from conftest import (
 from pseudoloss.config import METHOD_SETTINGS, DetectionSettings
 from pseudoloss.files import from_safetensors
 from pseudoloss.inference.ensemble import Ensemble
+from pseudoloss.labels.decisions import MIN_TRUST
 from pseudoloss.runs import open_model
 
 RIVALS = {
@@ -127,11 +128,12 @@ def test_the_label_table_of_rivals_has_trust_and_suggestions(on_digits):
     assert table["trust"].nunique() > 100
     relabel = table[table["action"] == "relabel"]
     assert len(relabel) > 100
-    assert (relabel["trust"] >= 0.5).all()
+    assert (relabel["trust"] >= MIN_TRUST).all()
+    assert (relabel["trust"] > 1 - relabel["p_noisy"]).all()
     assert (relabel["suggested_label"] == relabel["true_label"].astype(str)).mean() > 0.9
     review = table[table["action"] == "review"]
     assert review["suggested_label"].isna().all()
-    assert (review["trust"] < 0.5).all()
+    assert ((review["trust"] < MIN_TRUST) | (review["trust"] <= 1 - review["p_noisy"])).all()
     keep = table[table["action"] == "keep"]
     assert (keep["suggested_label"] == keep["given_label"].astype(str)).all()
 

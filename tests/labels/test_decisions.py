@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pseudoloss.cli import main
 from pseudoloss.errors import InputError
-from pseudoloss.labels.decisions import best_threshold, decide
+from pseudoloss.labels.decisions import MIN_TRUST, best_threshold, decide
 from pseudoloss.labels.table import score_rows
 
 SCORES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
@@ -35,7 +36,9 @@ def test_actions_follow_from_the_scores(scores, threshold, min_trust):
         if row.p_noisy < threshold:
             expected = ("keep", "ant")
         else:
-            expected = ("relabel", "bee") if row.trust >= min_trust else ("review", None)
+            better = row.trust > 1 - row.p_noisy  # than the given label
+            relabel = better and row.trust >= min_trust
+            expected = ("relabel", "bee") if relabel else ("review", None)
         suggested = None if pd.isna(row.suggested_label) else row.suggested_label
         assert (row.action, suggested) == expected
         assert row.is_label_issue == (row.action != "keep")
@@ -83,3 +86,11 @@ def test_a_row_without_a_candidate_is_never_relabelled():
 def test_thresholds_are_probabilities(values):
     with pytest.raises(InputError, match="must be from 0 to 1"):
         decide(table_of([(0.5, 0.5)]), *values)
+
+
+@pytest.mark.parametrize("command", ["audit", "labels", "apply"])
+def test_the_help_names_the_default(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f" {MIN_TRUST:g})" in text.partition("--min-trust X ")[2].partition(" --")[0]

@@ -61,7 +61,7 @@ def test_actions_are_those_that_the_file_gives(scored, tmp_path):
     """A score just below a threshold is rounded to it in the file."""
     images, scores = scored
     doubt = np.array([0.01, 0.99, 0.49999999, 0.5])
-    trust = np.array([0.01, 0.49999999, 0.4, 0.5])
+    trust = np.array([0.01, 0.39999999, 0.3, 0.51])
     table = label_table(images, scores._replace(p_noisy_N=doubt, trust_N=trust))
     write_labels(table, tmp_path)
     again = decide(read_labels(tmp_path))

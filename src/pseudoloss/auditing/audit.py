@@ -96,7 +96,8 @@ def audit(
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
         threshold: a label is flagged if its probability of being wrong is at least this. None: the
             one with the highest expected F1, from 0.25 to 0.5.
-        min_trust: a suggestion becomes a new label from this probability of being right on.
+        min_trust: a suggestion becomes a new label from this probability of being right on, if it
+            is more probable than the given label.
         corrupt: label noise for experiments, such as "symmetric:0.2", in the training split.
         cache: look up and keep features in the cache.
         quiet: print nothing.

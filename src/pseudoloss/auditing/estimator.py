@@ -23,7 +23,8 @@ class LabelAudit(BaseEstimator):  # type: ignore[misc]
         folds: of the cross-validation.
         threshold: a label is flagged if its probability of being wrong is at least this; None: the
             one with the highest expected F1, from 0.25 to 0.5.
-        min_trust: a suggestion becomes a new label from this probability of being right on.
+        min_trust: a suggestion becomes a new label from this probability of being right on, if it
+            is more probable than the given label.
         seed: of the folds.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
         verbose: print the results.

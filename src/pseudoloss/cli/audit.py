@@ -141,8 +141,8 @@ def audit_parser() -> Parser:
         type=number,
         default=argparse.SUPPRESS,
         metavar="X",
-        help="relabel if the probability that the suggestion is right is at least X, else review "
-        "(default: 0.5)",
+        help="relabel if the probability that the suggestion is right is at least X and higher "
+        "than that of the given label, else review (default: 0.4)",
     )
     add(
         "--folds",

@@ -108,8 +108,8 @@ def add_thresholds(parser: Parser) -> None:
         ),
         (
             "--min-trust",
-            "relabel a flagged label if trust is at least X, else review (default: that of the "
-            "audit; for a run 0.5)",
+            "relabel a flagged label if trust is at least X and higher than the probability of the "
+            "given label, else review (default: that of the audit; for a run 0.4)",
         ),
     ):
         parser.add_argument(name, type=number, metavar="X", help=text)

@@ -35,9 +35,8 @@ def introduction(trainer: Trainer, epochs_done: int) -> str:
         f"  {times}{settings.network} ({parameters / 1e6:.2g} M parameters) "
         f"on {device_name(trainer.device)}, {precision}",
         f"  {settings.epochs} epoch{'s' if settings.epochs > 1 else ''}, {settings.warmup_epochs} "
-        f"of them warm-up; {trainer.steps_in(epochs_done % settings.epochs)} steps of "
-        f"{settings.batch_size} images per epoch; learning rate {settings.lr:g}, "
-        f"{settings.schedule}",
+        f"of them warm-up; {steps_of(trainer, epochs_done % settings.epochs)} per epoch; learning "
+        f"rate {settings.lr:g}, {settings.schedule}",
     ]
     if distributed.size() > 1:
         lines.append(processes_line(trainer))
@@ -48,6 +47,13 @@ def introduction(trainer: Trainer, epochs_done: int) -> str:
     if epochs_done:
         lines.append(f"  resumed after epoch {epochs_done}")
     return "\n".join(lines)
+
+
+def steps_of(trainer: Trainer, epoch: int) -> str:
+    """How many steps an epoch has, and of how many images: a phase may have its own batch size."""
+    entries = trainer.steps[trainer.phase_of(epoch)[0]]
+    sizes = sorted({sum(feed.sizes) for _, feed, _ in entries})
+    return f"{trainer.steps_in(epoch)} steps of {' or '.join(map(str, sizes))} images"
 
 
 def processes_line(trainer: Trainer) -> str:

@@ -72,7 +72,8 @@ def apply(
             images with one folder per class, or, for a source of arrays, an `.npz` file.
         decisions: the decisions of people; by default decisions.jsonl in `run`, if it exists.
         threshold: a label is flagged if `p_noisy` is at least this; None: as in the label table.
-        min_trust: an issue is relabelled from this `trust` on.
+        min_trust: an issue is relabelled from this `trust` on, if the candidate is more
+            probable than the given label.
         drop: "review" also leaves out images whose label is doubtful and was not decided.
         reviewed_only: change only what people decided.
         copy: copy the images into the folder, instead of linking to them.

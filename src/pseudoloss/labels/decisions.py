@@ -14,7 +14,7 @@ from pseudoloss.errors import InputError
 ACTIONS = ("keep", "relabel", "review")
 THRESHOLD = 0.5  # where nothing shows that `p_noisy` is calibrated: training, two mixtures
 LOWEST = 0.25  # threshold that is chosen
-MIN_TRUST = 0.5  # a suggestion becomes a new label from this probability of being right on
+MIN_TRUST = 0.4  # a suggestion becomes a new label from this probability of being right on
 
 
 def best_threshold(p_noisy_N: np.ndarray) -> float:
@@ -38,8 +38,8 @@ def decide(
     """The table with `is_label_issue`, `action` and `suggested_label` decided from its scores.
 
     A label is an issue if `p_noisy` is at least `threshold` (None: the best one). `relabel`: the
-    candidate is trusted, with at least `min_trust`; `review`: it is not (often the image belongs to
-    no class).
+    candidate is trusted, with at least `min_trust`, and more probable than the given label;
+    `review`: it is not (often the image belongs to no class).
     """
     if threshold is None:
         threshold = best_threshold(table["p_noisy"].to_numpy(dtype=float))
@@ -47,7 +47,8 @@ def decide(
         if not 0 <= value <= 1:
             raise InputError(f"{flag} must be from 0 to 1, not {value:g}")
     issue = (table["p_noisy"] >= threshold).to_numpy()
-    trusted = (table["trust"] >= min_trust).to_numpy() & table["candidate_label"].notna().to_numpy()
+    trust, given = table["trust"], 1 - table["p_noisy"]
+    trusted = ((trust >= min_trust) & (trust > given) & table["candidate_label"].notna()).to_numpy()
     action = np.select([issue & trusted, issue], ["relabel", "review"], "keep")
     suggested = table["given_label"].to_numpy(dtype=object).copy()
     suggested[action == "relabel"] = table["candidate_label"].to_numpy(dtype=object)[
