@@ -85,6 +85,7 @@ def test_flags_and_presets_in_the_docs_exist(path):
     known |= {"--seeds", "--work", "--workers", "--plot", "--quick", "--fast", "--record"}
     known |= {"--features-dir", "--data", "--datalab", "--trials", "--base"}
     known |= {"--again", "--whole", "--folds", "--measure", "--stack"}
+    known |= {"--birds", "--cifar", "--lite"}
     known |= {"--kills", "--jobs", "--signal", "--guided", "--seconds"}  # ..., and of SLURM
     known |= {"--read", "--strict", "--q", "--logdir"}  # of others: mkdocs, tensorboard, ...
     known |= TORCHRUN
