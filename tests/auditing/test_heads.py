@@ -52,7 +52,7 @@ def test_chunks_change_nothing(monkeypatch):
 def test_one_head_for_all_images_matches_scikit_learn():
     """Also with weights, and for features that are not normalised."""
     features_ND, label_N = blobs()
-    features_ND = features_ND * np.linspace(0.1, 9, 6, dtype=np.float32) + 5
+    features_ND = features_ND * np.linspace(1, 9, 6, dtype=np.float32) + 5
     weight_N = np.random.default_rng(1).uniform(0.1, 1, len(label_N))
     targets_NC = torch.eye(3)[label_N] * torch.tensor(weight_N).float()[:, None]
     l2, x_ND = 1e-2, heads.normalise(features_ND).numpy()
@@ -61,6 +61,15 @@ def test_one_head_for_all_images_matches_scikit_learn():
     model.fit(x_ND, label_N, sample_weight=weight_N)
     found = (torch.tensor(features_ND) @ weight_CD.T + bias_C).softmax(1)
     np.testing.assert_allclose(found.numpy(), model.predict_proba(x_ND), atol=2e-3)
+
+
+def test_features_that_hardly_vary_get_no_large_weights():
+    """A network goes on from the head: large weights would make its first steps far too large."""
+    features_ND, label_N = blobs()
+    features_ND[:, 0] *= 1e-4
+    weight_CD, _ = heads.fit_head(features_ND, torch.eye(3)[label_N], 1e-4)
+    largest_D = weight_CD.abs().amax(0)
+    assert 0 < largest_D[0] < largest_D[1:].max()
 
 
 def test_own_label_has_no_influence():

@@ -167,3 +167,14 @@ def test_the_file_of_the_package_in_another_network():
         make("efficientnet_lite0", weights=path)
     with pytest.raises(InputError, match=r"not the weights of tf_efficientnet_lite2: .*_conv_stem"):
         make("tf_efficientnet_lite2", weights=path)
+
+
+@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "resnet10t"])
+def test_grey_images(tmp_path, published, name):
+    torch.save(published, tmp_path / "weights.pth")
+    weights = "embedded" if name.startswith("tf") else str(tmp_path / "weights.pth")
+    grey = make(name, channels=1, weights=weights).eval().backbone
+    colour = make(name, channels=3, weights=weights).eval().backbone
+    x = torch.randn(2, 1, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(grey(x), colour(x.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)

@@ -21,6 +21,7 @@ STEPS = 60  # L-BFGS iterations
 HISTORY = 10  # ... and the gradients it remembers
 CHUNK_VALUES = 2**23  # logits computed at a time
 LARGE = 10**8  # multiplications in a matrix product that is worth more than one CPU thread
+LEAST_SPREAD = 0.1  # of a feature for a network to go on from, relative to the others
 
 
 class Standardised(NamedTuple):
@@ -40,8 +41,11 @@ def normalise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> Te
     return standardise(features_ND, device).x_ND
 
 
-def standardise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> Standardised:
-    """`normalise`, with what was subtracted and multiplied by."""
+def standardise(
+    features_ND: np.ndarray, device: torch.device | str = "cpu", least: float = 0.0
+) -> Standardised:
+    """`normalise`, with what was subtracted and multiplied by. A feature whose standard deviation
+    is below `least` times their root mean square counts as if it were not."""
     if features_ND.ndim != 2 or 0 in features_ND.shape:
         raise InputError(f"features: expected N × D values, not the shape {features_ND.shape}")
     N, D = features_ND.shape
@@ -56,7 +60,9 @@ def standardise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> 
     square_D = torch.zeros_like(mean_D)
     for rows in _chunks(N, D):
         square_D += ((out_ND[rows].double() - mean_D) ** 2).sum(0)
-    scale_D = 1 / (((square_D / N).sqrt() + 1e-6) * D**0.5)
+    spread_D = (square_D / N).sqrt()
+    floor = least * float(spread_D.square().mean().sqrt())
+    scale_D = 1 / ((spread_D.clamp(min=floor) + 1e-6) * D**0.5)
     out_ND.sub_(mean_D.float()).mul_(scale_D.float())
     return Standardised(out_ND, mean_D, scale_D)
 
@@ -190,8 +196,12 @@ def fit_head(
     features_ND: np.ndarray, targets_NC: Tensor, l2: float, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """One softmax regression on all images: its weights (C,D) and bias (C), for features that are
-    not normalised. The sum of a row of `targets_NC` is the weight of the image."""
-    x_ND, mean_D, scale_D = standardise(features_ND, device)
+    not normalised. The sum of a row of `targets_NC` is the weight of the image.
+
+    Features that hardly vary get no large weights: with those, the first steps of training would
+    spoil a network.
+    """
+    x_ND, mean_D, scale_D = standardise(features_ND, device, LEAST_SPREAD)
     targets_NC = targets_NC.to(device)
     (N, D), C = x_ND.shape, targets_NC.shape[1]
     scale = 1 / float(targets_NC.sum().clamp(min=1e-12))

