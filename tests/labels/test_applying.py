@@ -171,6 +171,18 @@ def test_all_splits_of_an_audit_are_corrected(tmp_path, photo_folder):
     assert table.groupby("split")["changed"].sum().to_dict() == {"train": 12, "test": 4}
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_an_audit_that_does_not_know_the_noise_advises_a_review(tmp_path, photo_folder, known):
+    audit = audit_of(tmp_path, photo_folder)
+    (audit / "summary.json").write_text(json.dumps({"estimated_noise": {"known": known}}))
+    found = apply(audit, tmp_path / "fixed.csv")
+    advice = [notice for notice in found.notices if f"pseudoloss review {audit}" in notice]
+    assert found.by_score > 0
+    assert len(advice) == (not known)
+    decide(audit, 0, "keep")
+    assert apply(audit, tmp_path / "mine.csv", reviewed_only=True).notices == ()
+
+
 def test_paths_are_valid_wherever_the_table_is(tmp_path, photos, monkeypatch):
     names = ["ant/=a.png", "ant/b,\n'.png", "bee/~c.png", "bee/ d .png", 'bee/"e.png', "ant/-.png"]
     root = photos(*names)

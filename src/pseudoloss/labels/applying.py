@@ -108,15 +108,21 @@ def apply(
         write_table(left_out, listed, "csv")
     kept = rows[rows["left_out"] == ""]
     changed = kept[kept["changed"]]
+    by_score = int((changed["decided_by"] == "score").sum())
     pairs = Counter(zip(changed["given_label"], changed["label"], strict=True)).most_common()
     notices += _small_classes(kept, labels.classes)
+    if by_score and labels.kind == "audit" and not _knows_noise(labels):
+        notices.append(
+            "the audit does not know how many labels are wrong, so many changes may be wrong, too; "
+            f"look at them: pseudoloss review {labels.path}"
+        )
     if labels.reading.get("test"):
         notices.append(f"the test images of --test {labels.reading['test']} are not included")
     return Applied(
         out=path,
         images=len(kept),
         changed=len(changed),
-        by_score=int((changed["decided_by"] == "score").sum()),
+        by_score=by_score,
         by_person=int((changed["decided_by"] == "person").sum()),
         pairs=[(given, new, count) for (given, new), count in pairs],
         for_review=int(kept["for_review"].sum()),
@@ -173,6 +179,11 @@ def corrected(
     return table.assign(
         label=label, changed=label != given, decided_by=by, for_review=review, left_out=left_out
     )
+
+
+def _knows_noise(labels: LabelSet) -> bool:
+    noise = labels.summary.get("estimated_noise")
+    return not isinstance(noise, dict) or noise.get("known") is not False
 
 
 def _decisions(
