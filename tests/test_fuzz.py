@@ -1,6 +1,8 @@
 """The fuzz program: it mutates within bounds, and it notices what it is there to notice."""
 
+import argparse
 import importlib
+import json
 import random
 import sys
 from pathlib import Path
@@ -27,7 +29,7 @@ def test_mutations_are_repeatable_and_bounded(fuzz):
     assert max(map(len, some())) <= fuzz.LARGEST
 
 
-def test_a_bug_is_found_and_an_error_of_one_line_is_none(fuzz, tmp_path, monkeypatch):
+def test_a_bug_is_found_and_an_error_of_one_line_is_none(fuzz, tmp_path, monkeypatch, capsys):
     def read(path):
         if path.read_bytes().startswith(b"a"):
             raise InputError("wrong")
@@ -35,7 +37,9 @@ def test_a_bug_is_found_and_an_error_of_one_line_is_none(fuzz, tmp_path, monkeyp
 
     monkeypatch.setattr(fuzz.resource, "setrlimit", lambda *_: None)
     monkeypatch.setitem(fuzz.TARGETS, "buggy", lambda folder: ({"in": [b"a" * 40]}, read))
-    found = fuzz.fuzz("buggy", 0.2, 1, 5, 4, tmp_path)
+    numbers = {"seconds": 0.2, "seed": 1, "limit": 5, "memory": 4}
+    fuzz.fuzz(argparse.Namespace(inner="buggy", guided=False, work=tmp_path, **numbers))
+    found = json.loads(capsys.readouterr().out)
     assert found["refused"] > 0
     assert found["failed"] > 0
     assert [key.partition(" ")[0] for key in found["failures"]] == ["KeyError"]
