@@ -35,6 +35,17 @@ def test_only_slow_items_go_to_threads(monkeypatch):
 
     slow = for_each([0.001] * 40, is_here, "items", lambda *_: None)
     assert slow == [True] * 3 + [False] * 37  # three in a row
+    # Tried again after 1, 2, 4 chunks; as soon as a chunk is quick, after 1.
+    long = for_each([0.001] * 256 * 8, is_here, "items", lambda *_: None)
+    assert [i for i, here in enumerate(long) if here] == [
+        256 * chunk + i for chunk in (0, 2, 5) for i in range(3)
+    ]
+    hiccup = [0.0] * 100 + [0.001] * 3 + [0.0] * 409  # two chunks
+    several = for_each(hiccup * 3, is_here, "items", lambda *_: None)
+    assert several == [
+        *([True] * 103 + [False] * 153), *[False] * 256, *([True] * 103 + [False] * 153),
+        *[False] * 512, *[True] * 256,
+    ]  # fmt: skip
     mixed = for_each([0.0, 0.001, 0.001] * 20, is_here, "items", lambda *_: None)
     assert all(mixed)
 

@@ -37,14 +37,19 @@ def for_each(
         return results
 
     found: list[Any] = []
-    slow = 0  # items one after the other
+    in_threads, pause = 0, 1  # chunks until the next trial without threads, and after it
     with no_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
         for start in range(0, len(items), CHUNK):
             end = min(start + CHUNK, len(items))
-            while slow < 3 and len(found) < end:
-                before = perf_counter()
-                found += attempt(items[len(found) : len(found) + 1])
-                slow = slow + 1 if perf_counter() - before > QUICK else 0
+            if in_threads:
+                in_threads -= 1
+            else:
+                slow = 0  # items one after the other
+                while slow < 3 and len(found) < end:
+                    before = perf_counter()
+                    found += attempt(items[len(found) : len(found) + 1])
+                    slow = slow + 1 if perf_counter() - before > QUICK else 0
+                in_threads, pause = (pause, 2 * pause) if slow == 3 else (0, 1)
             # A few at a time: handing over each of them takes as long as reading a header.
             parts = [items[i : min(i + AT_ONCE, end)] for i in range(len(found), end, AT_ONCE)]
             for results in threads.map(attempt, parts):
