@@ -34,7 +34,7 @@ import torch
 import machine
 from pseudoloss.auditing.heads import assign_folds, normalise, out_of_fold
 from pseudoloss.auditing.scoring import score_labels
-from pseudoloss.labels.decisions import MIN_TRUST, best_threshold
+from pseudoloss.labels.decisions import best_threshold, is_trusted
 
 LINES = {
     "birds": [
@@ -190,8 +190,7 @@ def run_ours(
     seconds = time.time() - start
     threshold = best_threshold(scores.p_noisy_N)
     flagged_N = scores.p_noisy_N >= threshold
-    better_N = scores.trust_N > 1 - scores.p_noisy_N
-    applied_N = flagged_N & better_N & (scores.trust_N >= MIN_TRUST)
+    applied_N = flagged_N & is_trusted(scores.p_noisy_N, scores.trust_N)
     noise = scores.noise
     row = measure(
         given_N, true_N, -scores.label_score_N, flagged_N, scores.candidate_N, applied_N

@@ -37,7 +37,7 @@ from pseudoloss.engine.history import POWER
 from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.inference.passes import predict
-from pseudoloss.labels.decisions import MIN_TRUST
+from pseudoloss.labels.decisions import is_trusted
 from pseudoloss.methods import label_scores as ls
 from pseudoloss.presets import request
 from pseudoloss.progress import SilentReporter
@@ -138,7 +138,7 @@ def measure(
 ) -> dict[str, Any]:
     given, true = run["given"], run["true"]
     wrong = given != true
-    moved = flagged & (trust >= MIN_TRUST) & (trust > 1 - p_noisy)
+    moved = flagged & is_trusted(p_noisy, trust)
     right = int((candidate == true)[moved].sum())
     after = np.where(moved, candidate, given)
     numbers = {

@@ -21,7 +21,7 @@ STEPS = 60  # L-BFGS iterations
 HISTORY = 10  # ... and the gradients it remembers
 CHUNK_VALUES = 2**23  # logits computed at a time
 LARGE = 10**8  # multiplications in a matrix product that is worth more than one CPU thread
-LEAST_SPREAD = 0.1  # of a feature for a network to go on from, relative to the others
+LEAST_SPREAD = 0.1  # standard deviation that a feature of a head start counts with, relative
 
 
 class Standardised(NamedTuple):
@@ -44,8 +44,8 @@ def normalise(features_ND: np.ndarray, device: torch.device | str = "cpu") -> Te
 def standardise(
     features_ND: np.ndarray, device: torch.device | str = "cpu", least: float = 0.0
 ) -> Standardised:
-    """`normalise`, with what was subtracted and multiplied by. A feature whose standard deviation
-    is below `least` times their root mean square counts as if it were not."""
+    """`normalise`, with what was subtracted and multiplied by. Standard deviations
+    below `least` times their root mean square count as if they were that large."""
     if features_ND.ndim != 2 or 0 in features_ND.shape:
         raise InputError(f"features: expected N × D values, not the shape {features_ND.shape}")
     N, D = features_ND.shape

@@ -1,6 +1,7 @@
 """Apply what was found and decided: a corrected copy of a source. The source is never changed."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,8 +114,8 @@ def apply(
     notices += _small_classes(kept, labels.classes)
     if by_score and labels.kind == "audit" and not _knows_noise(labels):
         notices.append(
-            "the audit does not know how many labels are wrong, so many changes may be wrong, too; "
-            f"look at them: pseudoloss review {labels.path}"
+            "the audit does not know how many labels are wrong, so many of these changes may be "
+            f"wrong. Look at them: pseudoloss review {shlex.quote(str(labels.path))}"
         )
     if labels.reading.get("test"):
         notices.append(f"the test images of --test {labels.reading['test']} are not included")

@@ -32,14 +32,22 @@ def best_threshold(p_noisy_N: np.ndarray) -> float:
     return float(np.clip(sorted_N[f1_N.argmax()], LOWEST, THRESHOLD))
 
 
+def is_trusted(
+    p_noisy_N: np.ndarray, trust_N: np.ndarray, min_trust: float = MIN_TRUST
+) -> np.ndarray:
+    """Whether a candidate may replace the given label: it is trusted, with at least `min_trust`,
+    and more probable than the given label."""
+    return (trust_N >= min_trust) & (trust_N > 1 - p_noisy_N)
+
+
 def decide(
     table: pd.DataFrame, threshold: float | None = None, min_trust: float = MIN_TRUST
 ) -> pd.DataFrame:
     """The table with `is_label_issue`, `action` and `suggested_label` decided from its scores.
 
     A label is an issue if `p_noisy` is at least `threshold` (None: the best one). `relabel`: the
-    candidate is trusted, with at least `min_trust`, and more probable than the given label;
-    `review`: it is not (often the image belongs to no class).
+    candidate may replace it (`is_trusted`); `review`: it may not (often the image belongs to no
+    class).
     """
     if threshold is None:
         threshold = best_threshold(table["p_noisy"].to_numpy(dtype=float))
@@ -47,8 +55,10 @@ def decide(
         if not 0 <= value <= 1:
             raise InputError(f"{flag} must be from 0 to 1, not {value:g}")
     issue = (table["p_noisy"] >= threshold).to_numpy()
-    trust, given = table["trust"], 1 - table["p_noisy"]
-    trusted = ((trust >= min_trust) & (trust > given) & table["candidate_label"].notna()).to_numpy()
+    p_noisy_N, trust_N = (table[name].to_numpy(dtype=float) for name in ("p_noisy", "trust"))
+    trusted = (
+        is_trusted(p_noisy_N, trust_N, min_trust) & table["candidate_label"].notna().to_numpy()
+    )
     action = np.select([issue & trusted, issue], ["relabel", "review"], "keep")
     suggested = table["given_label"].to_numpy(dtype=object).copy()
     suggested[action == "relabel"] = table["candidate_label"].to_numpy(dtype=object)[
