@@ -352,6 +352,28 @@ def test_a_cell_whose_worker_on_another_machine_is_silent_is_taken_over(
     assert "1 done" in text
 
 
+def test_a_claim_that_ends_between_two_looks_is_not_forgotten(tmp_path, capsys, monkeypatch):
+    """The cell is busy when its state is read, and free when its worker is looked for."""
+    monkeypatch.setattr(cells, "train", fake_training({}))
+    place = tmp_path / "digits" / "digits-ce" / "seed1" / ".lock"
+    place.mkdir(parents=True)
+    (place / "1").write_text(json.dumps({"host": "node7", "pid": 9, "token": "t"}))
+    real, looks = claims.holder, []
+
+    def holder(path):
+        if sys._getframe(1).f_code is cells.run.__code__:
+            looks.append(path)
+            if len(looks) == 2:
+                shutil.rmtree(path)
+        return real(path)
+
+    monkeypatch.setattr(claims, "holder", holder)
+    arguments = ["run", "digits", "--out", tmp_path, "--only", "*-ce", "--seeds", "1"]
+    code, text, _ = call(*arguments, capsys=capsys)
+    assert (code, len(looks)) == (0, 2)
+    assert "1 done" in text
+
+
 def test_loggers_are_passed_on(tmp_path, capsys, monkeypatch):
     found = []
     fake = fake_training({})

@@ -366,7 +366,9 @@ def run(
             say(f"{title}: another process is training it{f' ({other})' if other else ''}")
             postponed.add(job)
             queue.append(job)
-        elif other is not None and other.is_late and (left is None or left > 0):
+        elif other is None:  # it has ended, or its claim has, a moment ago
+            queue.append(job)
+        elif other.is_late and (left is None or left > 0):
             if job not in awaited:
                 say(f"{title}: waiting for {other}")
                 awaited.add(job)
