@@ -1,6 +1,7 @@
 """Do fast steps train the same network as plain steps? Step by step, on a GPU.
 
-    python benchmarks/agreement.py SOURCE [--preset NAME] [--minutes M] [--quick] [--out FILE.json]
+    python benchmarks/agreement.py SOURCE [--preset NAME] [--variants NAME ...] [--minutes M]
+        [--quick] [--out FILE.json]
 
 All runs start each phase with the same weights and use the same random numbers. Every method, every
 switch, every row of the ablation and two large networks are compared. After the warm-up, random
@@ -45,6 +46,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hard bootstrapping": {"method": "dynamic-bootstrapping"},
     "soft bootstrapping": {"method": "dynamic-bootstrapping", "bootstrapping": "soft-to-hard"},
     "evidential-mix": {"method": "evidential-mix"},
+    "pls-plus": {"method": "pls-plus"},
+    "vote of neighbours": {"method": "pls-plus", "selection": "neighbours"},
     "no correction": {"correct": False},
     "no contrast": {"contrast": False},
     "no trust in classification": {"trust_in_classification": False},
@@ -81,7 +84,8 @@ def main() -> None:
     parser.add_argument("source")
     parser.add_argument("--preset", default="digits-id40")
     parser.add_argument("--minutes", type=float, help="leave out what does not fit any more")
-    parser.add_argument("--quick", action="store_true", help="one variant and few steps")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="few steps; only PLS if none is named")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     feed_module.BLOCK = BLOCK
@@ -90,7 +94,8 @@ def main() -> None:
     train = corrupt(data.train, "symmetric:0.4", 1)
     rows = []
     steps = STEPS[:2] if args.quick else STEPS
-    variants = {"pls": VARIANTS["pls"]} if args.quick else VARIANTS
+    names = args.variants or (["pls"] if args.quick else VARIANTS)
+    variants = {name: VARIANTS[name] for name in names}
     print(f"distance after {steps[0]} and {steps[-1]} steps behind the warm-up")
     for precision in ("float32", "bf16"):
         for name, changes in variants.items():
