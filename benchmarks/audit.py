@@ -46,10 +46,12 @@ LINES = {
     ],
 }  # fmt: skip
 LINES["cifar100-128"] = LINES["cifar100"]
+LINES["cifar100-train"] = [("sym", 0.0), ("sym", 0.2), ("sym", 0.4), ("near", 0.2), ("people", 0.2)]
 FILES = {
     "birds": "birds-lite0",
     "cifar100": "cifar100test-lite0-96",
     "cifar100-128": "cifar100test-lite0-128",
+    "cifar100-train": "cifar100train-lite0-96",
 }
 COLUMNS = (
     "f1", "auc", "flagged", "rate", "low", "high", "suggestions", "suggestions_right",
@@ -75,11 +77,15 @@ def features(args: argparse.Namespace) -> None:
         save(f"{name}-lite0", extract_files(paths, [p.name for p in paths]).values_ND, label_N)
         if part == "train":
             save("birds-lite2", lite2(paths, args.lite2), label_N)
-    test = open_source(f"cifar100:{args.cifar100}").test
-    assert test is not None
-    for side in (96, 128):
-        values_ND = extract_arrays(test.images_NCHW, f"efficientnet-lite0@{side}").values_ND
-        save(f"cifar100test-lite0-{side}", values_ND, test.given_N.numpy())
+    cifar100 = open_source(f"cifar100:{args.cifar100}")
+    for part, images, side in (
+        ("test", cifar100.test, 96),
+        ("test", cifar100.test, 128),
+        ("train", cifar100.train, 96),
+    ):
+        assert images is not None
+        values_ND = extract_arrays(images.images_NCHW, f"efficientnet-lite0@{side}").values_ND
+        save(f"cifar100{part}-lite0-{side}", values_ND, images.given_N.numpy())
 
 
 @torch.no_grad()

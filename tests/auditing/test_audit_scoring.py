@@ -90,3 +90,15 @@ def test_features_that_say_nothing_flag_nothing(classes):
     scores = score_labels(features_ND, np.arange(300) % classes, classes, repeats=1)
     assert (scores.p_noisy_N >= 0.5).mean() < 0.05
     assert not scores.noise.known
+
+
+def test_the_weight_decay_falls_with_many_images():
+    """The loss is a mean over the images, and the decay is not."""
+    found = []
+    for count in (10_000, 20_000):
+        random = np.random.default_rng(0)
+        label_N = random.integers(0, 2, count)
+        features_ND = random.normal(size=(count, 2)) + label_N[:, None]
+        scores = score_labels(features_ND.astype(np.float32), label_N, 2, rounds=1)
+        found.append(scores.details["l2"])
+    assert found[1] == pytest.approx(found[0] / 2)

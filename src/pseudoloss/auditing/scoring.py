@@ -29,6 +29,7 @@ from pseudoloss.nn.devices import cpu_threads
 Method = Literal["latent", "two-mixtures"]
 
 L2 = (3e-5, 1e-4)  # the best one is chosen by the likelihood of held-out labels
+L2_FALLS = 10_000  # images; with more it falls in proportion, as the loss is a mean
 SMALL = 5_000  # images: up to this, repeats cost little
 L2_IMAGES = 5_000  # that the weight decay is chosen by, at most
 GAMMA = 2.0  # sharpens pseudo-labels, as in the paper
@@ -89,6 +90,7 @@ def score_labels(
     y_N = torch.from_numpy(given_N).to(device)
     fold_RN = torch.from_numpy(assign_folds(given_N, folds, repeats, seed, groups_N)).to(device)
     l2 = _choose_l2(x_ND, y_N, fold_RN[0], classes, seed, progress)
+    l2 *= min(1.0, L2_FALLS / len(given_N))
     details: dict[str, Any] = {"method": method, "folds": folds, "repeats": repeats, "l2": l2}
     details["rounds"] = rounds
 
