@@ -7,6 +7,7 @@ back to the host, and take everything that changes from tensors that are filled 
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ Failed = Callable[[str], None]  # gets the reason
 def compiled(function: Function, whole: bool = True) -> Function:
     """The compiled function. `whole`: as one graph, for one set of shapes."""
     keep_compiled_kernels()
+    # Advice that is not for the user: float32 is computed as float32 where it was asked for.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
     options: dict[str, Any] = {"dynamic": False, "fullgraph": True} if whole else {}
     return torch.compile(function, **options)  # type: ignore[return-value]
 

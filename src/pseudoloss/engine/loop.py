@@ -284,7 +284,9 @@ def finish(
     trainer: Trainer, folder: RunFolder | None, record: Record, lines: list[dict[str, Any]]
 ) -> Run:
     """The run as the user gets it; written to the folder once all epochs are done."""
+    begun = time.monotonic()
     labels, noise = label_scores(trainer)
+    record.seconds += time.monotonic() - begun
     notice(trainer, record, {"files": health.lost_files(trainer.lost_files())})
     is_published = folder is not None and record.epochs == trainer.settings.epochs
     lost = folder.lost_best(record.best_epoch) if folder and is_published else None
