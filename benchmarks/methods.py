@@ -5,12 +5,14 @@
 Each method has the network, batch size and optimiser of its preset for CIFAR-100. The images are
 random, since only the time counts, and half of the labels count as wrong in every way in which a
 method can divide them. The times are medians over rounds of steps, times the steps of an epoch;
-an epoch ends with the scoring of all images and the validation. Notices say what could not be
-captured.
+an epoch ends with the scoring of all images and the validation. Each method has a process of its
+own, so that memory is that of one method. Notices say what could not be captured.
 """
 
 import argparse
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -97,7 +99,12 @@ def seconds_of_steps(trainer: Trainer, epoch: int, count: int) -> tuple[float, i
     return seconds, total
 
 
-def measure(method: str, data: Data, device: str, steps: int) -> dict[str, Any]:
+def measure(method: str, images: int, device: str, steps: int) -> dict[str, Any]:
+    with isolated_torch():
+        return measure_trainer(method, random_images(images), device, steps)
+
+
+def measure_trainer(method: str, data: Data, device: str, steps: int) -> dict[str, Any]:
     preset, settings = settings_of(method, device)
     reporter = Noting()
     start = time.perf_counter()
@@ -151,10 +158,11 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    data, found = random_images(args.images), {}
+    found, context = {}, multiprocessing.get_context("spawn")
     for method in args.methods:
-        with isolated_torch():
-            one = found[method] = measure(method, data, args.device, args.steps)
+        with ProcessPoolExecutor(1, context) as pool:
+            given = (method, args.images, args.device, args.steps)
+            one = found[method] = pool.submit(measure, *given).result()
         memory = one["peak_memory_gib"]
         print(
             f"{method:22} {one['epoch_seconds']:8.2f} s per epoch "

@@ -9,6 +9,8 @@ Each seed is one process of `pseudoloss train`; the arguments after `--` go to a
 - `seconds`: wall time of the process, including start-up and compilation;
 - `startup_seconds`: time to the end of the first step, including the imports;
 - `epoch_seconds`: median time of one epoch, by phase;
+- `all_epochs_seconds`: time of all epochs; the rest of `seconds` is start-up, files and the label
+  table;
 - `part_seconds`: median time of the parts of one epoch, over the last 20 epochs;
 - `gpu`: means of the values that the driver reports during the run.
 
@@ -139,6 +141,7 @@ def read_run(folder: Path, import_time: float) -> dict[str, Any]:
         "epochs": summary["epochs"],
         "notices": summary["notices"],
         "startup_seconds": round(import_time + summary["startup_seconds"], 2),
+        "all_epochs_seconds": round(sum(sum(line["seconds"].values()) for line in lines), 1),
         "epoch_seconds": {
             "warmup" if phase == "warm-up" else phase: round(
                 median(sum(line["seconds"].values()) for line in lines if line["phase"] == phase), 3
