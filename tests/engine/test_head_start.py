@@ -10,7 +10,9 @@ import pseudoloss as pl
 from conftest import make_images, make_trainer
 from pseudoloss.config import Settings
 from pseudoloss.data import corrupt
+from pseudoloss.engine import checkpoint
 from pseudoloss.engine.head_start import corrected_labels, head_start, sample_of
+from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.errors import InputError
 
 START = {
@@ -38,6 +40,31 @@ def test_the_first_predictions_are_right_although_labels_are_wrong(started):
     trainer, before = started
     assert before < 50
     assert trainer.validate() > 80  # of the labels 75% are right
+
+
+def test_its_audit_makes_the_label_table_if_it_knows_the_noise(started):
+    trainer, _ = started
+    audit, given_N = trainer.first_audit, trainer.given_N
+    wrong_N = given_N != trainer.data.train.true_N
+    assert ((audit.p_noisy_N > 0.5) == wrong_N).float().mean() > 0.8
+    audit.noise.copy_(torch.tensor([0.25, 0.125, 0.5, 1.0]))
+    table, noise = label_scores(trainer)
+    np.testing.assert_allclose(table["p_noisy"], audit.p_noisy_N, atol=1e-6)
+    names = np.array(trainer.data.train.classes)
+    assert (table["candidate_label"] == names[audit.candidate_N.numpy()]).all()
+    assert (noise["rate"], noise["low"], noise["high"]) == (0.25, 0.125, 0.5)
+    assert noise["known"]
+    assert not noise["reasons"]
+    audit.noise[3] = 0  # it does not know
+    table, _ = label_scores(trainer)
+    assert not np.allclose(table["p_noisy"], audit.p_noisy_N, atol=1e-6)
+
+
+def test_its_audit_is_in_every_checkpoint(started):
+    trainer, _ = started
+    saved = {n: t for n, t in checkpoint.checkpoint_tensors(trainer).items() if n[:6] == "audit."}
+    assert len(saved) == 5
+    assert saved["audit.p_noisy_N"] is trainer.first_audit.p_noisy_N
 
 
 def test_batch_norms_keep_their_statistics_but_weights_are_trained(started):

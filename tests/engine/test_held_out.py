@@ -255,3 +255,12 @@ def test_missing_rows_are_noticed(tmp_path, tiny_settings):
     (out / "labels.csv").write_text("\n".join(lines[: 1 + N]) + "\n")
     with pytest.raises(InputError, match=r"labels.csv has 48 rows, not 64"):
         pl.load(out)
+
+
+def test_held_out_labels_say_nothing_about_noise_that_was_added_to_the_others(tiny_settings):
+    images, labels = make_images(120)
+    noise = {"hold_out": 0.25, "corrupt": "symmetric-exact:0.5"}
+    run = pl.train((images, labels), quiet=True, **noise, **tiny_settings)
+    found = run.summary["estimated_noise"]
+    assert not found["known"]
+    assert "--corrupt" in found["reasons"][0]

@@ -1,9 +1,9 @@
 """A checkpoint: everything a run needs to resume, in one pickle-free file that is replaced at once.
 
 It holds the networks, the memory of their optimisers, the state of the method, the sum of the
-predictions over the epochs, the description of the model and the record of the run so far (epochs
-done, best epoch, time, notices, metrics). Two things are not in it because they follow from the
-epoch: the learning rate, and the random streams (randomness.py).
+predictions over the epochs, the audit of a head start, the description of the model and the record
+of the run so far (epochs done, best epoch, time, notices, metrics). Two things are not in it
+because they follow from the epoch: the learning rate, and the random streams (randomness.py).
 
 A checkpoint in the middle of an epoch also holds the order of its images, the state of the random
 streams and what the steps have added up (`Inside`).
@@ -49,6 +49,8 @@ def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
         if history is not None
         for name, tensor in history.tensors().items()
     }
+    if trainer.first_audit is not None:
+        found |= {f"audit.{name}": t for name, t in trainer.first_audit._asdict().items()}
     return found | {f"state.{name}": tensor for name, tensor in tensors_of(trainer.state).items()}
 
 

@@ -25,6 +25,8 @@ def head_start(trainer: Trainer) -> None:
     images, so that they differ. The backbones are still the same."""
     features_ND = training_features(trainer)
     scores = self_audit(trainer, features_ND)
+    if trainer.first_audit is not None:
+        trainer.first_audit.fill(scores)
     targets_NC = corrected_labels(scores, trainer.given_N.cpu(), trainer.classes)
     for number, role in enumerate(trainer.method.networks):
         rows_M = sample_of(len(features_ND), number, trainer.settings.seed)

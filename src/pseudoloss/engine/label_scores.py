@@ -48,7 +48,12 @@ def label_scores(trainer: Trainer, thorough: bool = True) -> tuple[pd.DataFrame,
     is not `thorough` takes seconds: training waits for it."""
     train, given_N = trainer.data.train, trainer.given_N
     held_out, noise, reasons = _held_out(trainer)
-    if noise is None:
+    audit = trainer.first_audit
+    if audit is not None and audit.known:
+        scores, reasons = audit.scores(_not_judged(trainer).predicted_N), ()
+        rate, low, high = audit.rates
+        noise = None
+    elif noise is None:
         judged = judge(trainer, _not_judged(trainer), thorough)
         scores, rate, low, high = judged[:4]
         reasons = reasons or judged.reasons
@@ -79,6 +84,8 @@ def _held_out(trainer: Trainer) -> tuple[ImageSet | None, Noise | None, Sequence
     test, images = trainer.data.test, trainer.test_images
     if test is None or images is None or not trainer.data.noisy_test:
         return None, None, ()
+    if trainer.settings.corrupt is not None:
+        return test, None, ("the held-out images kept their labels (--corrupt changes the others)",)
     if len(test) < FEWEST:
         return test, None, (f"only {len(test)} images were held out; {FEWEST} are needed",)
     found = list(_predictions(trainer, images, trainer.held_out_history))

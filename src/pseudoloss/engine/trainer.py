@@ -24,6 +24,7 @@ from pseudoloss.engine.building import (
 )
 from pseudoloss.engine.capture import Call, Result, capture, compiled
 from pseudoloss.engine.feed import Feed, Place
+from pseudoloss.engine.first_audit import FirstAudit
 from pseudoloss.engine.history import History
 from pseudoloss.engine.optimisers import build_optimiser, reset
 from pseudoloss.engine.randomness import (
@@ -104,6 +105,9 @@ class Trainer:
         self.history = self._history(self.images)
         held_out = self.test_images if data.noisy_test else None
         self.held_out_history = None if held_out is None else self._history(held_out)
+        self.first_audit = (
+            FirstAudit.empty(len(self.images), self.device) if settings.head_start else None
+        )
         self.state = self.method.start(self.given_N, self.classes)
         self.lr = torch.tensor(settings.lr, device=self.device)
         self.optimisers = {
