@@ -12,6 +12,7 @@ own, so that memory is that of one method. Notices say what could not be capture
 import argparse
 import multiprocessing
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -136,6 +137,11 @@ def measure_trainer(method: str, data: Data, device: str, steps: int) -> dict[st
     return found | {"notices": reporter.notices}
 
 
+def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def timed(trainer: Trainer, call: Any) -> float:
     times = []
     for _ in range(ROUNDS):
@@ -158,11 +164,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found, context = {}, multiprocessing.get_context("spawn")
+    found = {}
     for method in args.methods:
-        with ProcessPoolExecutor(1, context) as pool:
-            given = (method, args.images, args.device, args.steps)
-            one = found[method] = pool.submit(measure, *given).result()
+        given = (method, args.images, args.device, args.steps)
+        one = found[method] = in_own_process(measure, *given)
         memory = one["peak_memory_gib"]
         print(
             f"{method:22} {one['epoch_seconds']:8.2f} s per epoch "

@@ -341,6 +341,8 @@ def test_what_an_epoch_of_every_method_costs(run, program, monkeypatch):
         return preset, dataclasses.replace(settings, **changes)
 
     monkeypatch.setattr(methods, "settings_of", small)
+    assert methods.in_own_process(os.getpid) != os.getpid()
+    monkeypatch.setattr(methods, "in_own_process", lambda function, *given: function(*given))
     names = ["ce", "divide-mix", "dsos"]
     arguments = ["--images", "200", "--steps", "1", "--device", "cpu", "--methods", *names]
     written, printed = run("methods", *arguments)
