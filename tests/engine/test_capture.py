@@ -1,6 +1,7 @@
 """The calls of a captured step. Real graphs are checked on a GPU by benchmarks/agreement.py."""
 
 import os
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -156,3 +157,12 @@ def test_the_reason_of_a_fallback_names_the_error_in_another_process():
         "SubprocException: An exception occurred in a subprocess: "
         "RuntimeError: PassManager::run failed"
     ]
+
+
+def test_advice_of_the_compiler_is_not_printed():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled(torch.sin)
+        warnings.warn("TensorFloat32 tensor cores for float32 …", UserWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+    assert [str(one.message) for one in said] == ["something else"]

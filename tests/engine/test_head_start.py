@@ -11,6 +11,7 @@ from conftest import make_images, make_trainer
 from pseudoloss.config import Settings
 from pseudoloss.data import corrupt
 from pseudoloss.engine import checkpoint
+from pseudoloss.engine.first_audit import FirstAudit
 from pseudoloss.engine.head_start import corrected_labels, head_start, sample_of
 from pseudoloss.engine.label_scores import label_scores
 from pseudoloss.errors import InputError
@@ -65,6 +66,21 @@ def test_its_audit_is_in_every_checkpoint(started):
     saved = {n: t for n, t in checkpoint.checkpoint_tensors(trainer).items() if n[:6] == "audit."}
     assert len(saved) == 5
     assert saved["audit.p_noisy_N"] is trainer.first_audit.p_noisy_N
+
+
+def test_a_resumed_run_has_the_same_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(FirstAudit, "known", True)
+    images, labels = make_images(64, size=32, channels=3)
+    tests = make_images(32, size=32, channels=3, seed=1)
+    data = pl.arrays(images, labels, test_images=tests[0], test_labels=tests[1])
+    settings = START | {"corrupt": "symmetric-exact:0.25", "batch_size": 16, "quiet": True}
+    whole = pl.train(data, tmp_path / "whole", **settings)
+    assert whole.labels["p_noisy"].max() > 0.5
+    parts = pl.train(data, tmp_path / "parts", minutes=1e-6, **settings)
+    assert not parts.finished
+    resumed = pl.train(data, tmp_path / "parts", resume=True, quiet=True)
+    assert resumed.labels.equals(whole.labels)
+    assert resumed.summary["estimated_noise"] == whole.summary["estimated_noise"]
 
 
 def test_batch_norms_keep_their_statistics_but_weights_are_trained(started):

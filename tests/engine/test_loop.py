@@ -1,6 +1,7 @@
 """The epochs of a run: when images are scored, what is noticed, what is kept."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 import pseudoloss as pl
 from conftest import make_images, train_epoch_by_epoch
 from pseudoloss.config import METHOD_SETTINGS
-from pseudoloss.engine import checkpoint
+from pseudoloss.engine import checkpoint, loop
 from pseudoloss.engine.trainer import Trainer
 from pseudoloss.errors import TrainingError
 from pseudoloss.methods.pls import PLS
@@ -211,3 +212,15 @@ def test_a_notice_is_given_once(tiny_settings, capsys):
     kinds = [notice["kind"] for notice in run.summary["notices"]]
     assert len(kinds) == len(set(kinds)) > 0
     assert capsys.readouterr().out.count("notice: ") == len(kinds)
+
+
+def test_the_time_of_a_run_includes_its_label_table(tiny_source, tiny_settings, monkeypatch):
+    real, now, later = loop.label_scores, time.monotonic, [0.0]
+
+    def slow(*arguments, **options):
+        later[0] += 1000
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loop, "label_scores", slow)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now() + later[0])
+    assert pl.train(tiny_source, quiet=True, **tiny_settings).summary["seconds"] > 1000

@@ -1,7 +1,8 @@
 """What the audit of a head start says about the training labels.
 
-Frozen features know no wrong label by heart, and a network that is trained on them soon may. So
-this audit makes the label table of the run, if it knows the noise. It is part of every checkpoint.
+Fine-tuning soon learns wrong labels by heart, and frozen features have seen none. So the label
+table of the run has the scores of this audit, if it knows the noise rate. It is part of every
+checkpoint.
 
 Shapes: N images.
 """

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pseudoloss.data import ImageSet
 from pseudoloss.data.storage import DeviceImages
+from pseudoloss.engine.first_audit import FirstAudit
 from pseudoloss.engine.health import at_chance
 from pseudoloss.engine.history import History
 from pseudoloss.engine.trainer import Trainer
@@ -48,18 +49,17 @@ def label_scores(trainer: Trainer, thorough: bool = True) -> tuple[pd.DataFrame,
     is not `thorough` takes seconds: training waits for it."""
     train, given_N = trainer.data.train, trainer.given_N
     held_out, noise, reasons = _held_out(trainer)
-    audit = trainer.first_audit
-    if audit is not None and audit.known:
-        scores, reasons = audit.scores(_not_judged(trainer).predicted_N), ()
+    audit = known_audit(trainer)
+    if audit is not None:
+        scores = audit.scores(_not_judged(trainer).predicted_N)
         rate, low, high = audit.rates
-        noise = None
-    elif noise is None:
+    elif noise is not None:
+        scores = _scores(trainer, trainer.images, trainer.history, given_N, noise, match=True)
+        rate, low, high = noise.rate, noise.low, noise.high
+    else:
         judged = judge(trainer, _not_judged(trainer), thorough)
         scores, rate, low, high = judged[:4]
         reasons = reasons or judged.reasons
-    else:
-        scores = _scores(trainer, trainer.images, trainer.history, given_N, noise, match=True)
-        rate, low, high = noise.rate, noise.low, noise.high
     parts = None
     if held_out is not None and trainer.test_images is not None:
         given_M = held_out.given_N.to(trainer.device)
@@ -78,12 +78,20 @@ def label_scores(trainer: Trainer, thorough: bool = True) -> tuple[pd.DataFrame,
     }
 
 
+def known_audit(trainer: Trainer) -> FirstAudit | None:
+    """The audit of the head start, if there was one and it knows the noise rate."""
+    audit = trainer.first_audit
+    return audit if audit is not None and audit.known else None
+
+
 def _held_out(trainer: Trainer) -> tuple[ImageSet | None, Noise | None, Sequence[str]]:
-    """The held-out images, if any; the noise rate estimated on them, if possible; and why it is not
-    known, if it was estimated or there are too few images."""
+    """The held-out images, if any; the noise rate estimated on them, if it is needed and possible;
+    and why it is not known."""
     test, images = trainer.data.test, trainer.test_images
     if test is None or images is None or not trainer.data.noisy_test:
         return None, None, ()
+    if known_audit(trainer) is not None:
+        return test, None, ()
     if trainer.settings.corrupt is not None:
         return test, None, ("the held-out images kept their labels (--corrupt changes the others)",)
     if len(test) < FEWEST:
